@@ -4,6 +4,8 @@ Every setting is a field below, with its reason. `config_sources` fills the tree
 environment and flags, and remembers where each value came from.
 """
 
+# ruff: noqa: RUF009 (`setting` returns a dataclass field, not a shared default)
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ HOUR, DAY = 3600, 86400
 
 Durability = Literal["fsync", "os", "memory"]
 Strategy = Literal["round_robin", "random", "sticky", "hash_publisher", "hash_topic"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def setting(default: Any, doc: str, low: int | None = None, high: int | None = None) -> Any:
@@ -33,24 +36,39 @@ class Listen:
 @dataclass(frozen=True, slots=True)
 class Log:
     durability: Durability = setting(
-        "fsync", "when a publisher is acknowledged: after fsync, after the write (os), or without files (memory)"
+        "fsync",
+        "when a publisher is acknowledged: after fsync, after the write (os), or without files (memory)",
     )
     segment_bytes: int = setting(128 * MIB, "size at which a segment is sealed", 64 * KIB, 4 * GIB)
-    retention_bytes: int = setting(16 * GIB, "the log is trimmed to this size, but not below what sessions need", MIB)
-    retention_s: int = setting(7 * DAY, "messages older than this are trimmed, but not below what sessions need", 1)
+    retention_bytes: int = setting(
+        16 * GIB, "the log is trimmed to this size, but not below what sessions need", MIB
+    )
+    retention_s: int = setting(
+        7 * DAY, "messages older than this are trimmed, but not below what sessions need", 1
+    )
     hard_bytes: int = setting(64 * GIB, "above this even what sessions need is trimmed; they are told", MIB)
-    tail_bytes: int = setting(64 * MIB, "how much of the log's end is kept in memory for readers", 64 * KIB, 64 * GIB)
+    tail_bytes: int = setting(
+        64 * MIB, "how much of the log's end is kept in memory for readers", 64 * KIB, 64 * GIB
+    )
     store_qos0: bool = setting(True, "whether QoS 0 messages are stored too (replay and archive need it)")
 
 
 @dataclass(frozen=True, slots=True)
 class Mqtt:
     packet_bytes_max: int = setting(4 * MIB, "largest packet accepted", 64, 268_435_460)
-    receive_maximum: int = setting(8192, "QoS 1 and 2 messages a client may have unfinished towards us", 1, 65535)
-    inflight_max: int = setting(8192, "unacknowledged messages towards a client that states no limit", 1, 65535)
+    receive_maximum: int = setting(
+        8192, "QoS 1 and 2 messages a client may have unfinished towards us", 1, 65535
+    )
+    inflight_max: int = setting(
+        8192, "unacknowledged messages towards a client that states no limit", 1, 65535
+    )
     topic_alias_maximum: int = setting(64, "topic aliases a client may set", 0, 65535)
-    topic_alias_out_maximum: int = setting(64, "topic aliases used towards a client that allows them", 0, 65535)
-    keep_alive_max_s: int = setting(0, "longest keep-alive granted (MQTT 5 clients are told); 0 for any", 0, 65535)
+    topic_alias_out_maximum: int = setting(
+        64, "topic aliases used towards a client that allows them", 0, 65535
+    )
+    keep_alive_max_s: int = setting(
+        0, "longest keep-alive granted (MQTT 5 clients are told); 0 for any", 0, 65535
+    )
     session_expiry_max_s: int = setting(30 * DAY, "longest a session outlives its connection", 0, 0xFFFFFFFF)
     ack_timeout_s: int = setting(60, "a client that acknowledges nothing for so long is disconnected", 1, DAY)
     sessions_max: int = setting(2_000_000, "sessions kept, connected or not", 1)
@@ -74,6 +92,7 @@ class Sys:
 @dataclass(frozen=True, slots=True)
 class Config:
     data: Path = setting(Path("data"), "the data folder")
+    log_level: LogLevel = setting("info", "the least severe events that are written to standard error")
     listen: Listen = field(default_factory=Listen)
     log: Log = field(default_factory=Log)
     mqtt: Mqtt = field(default_factory=Mqtt)

@@ -1,10 +1,11 @@
 """Bytes ↔ packets of MQTT 3.1, 3.1.1 and 5.0, for both roles. Sans-I/O: no socket, clock or random source.
 
-What belongs here: framing, the fields of every packet, and every rule of the standard that can be judged from one
-packet alone. What does not: anything that needs the connection's history (which packet may come when, topic aliases,
-packet ids in use), who may send which packet, and the syntax of topic filters (`tidegate.router`).
+What belongs here: framing, the fields of every packet, and every rule of the standard that can be judged
+from one packet alone. What does not: anything that needs the connection's history (which packet may come
+when, topic aliases, packet ids in use), who may send which packet, and the syntax of topic filters
+(`tidegate.router`).
 
-May import: `tidegate.errors`, `tidegate.limits`. Every violation is raised as a `PeerError` with its reason code.
+May import: `tidegate.errors`, `tidegate.limits`. Every violation is a `PeerError` with its reason code.
 
     primitives   varints, strings, numbers
     properties   the property table, and who may carry what
@@ -16,7 +17,19 @@ May import: `tidegate.errors`, `tidegate.limits`. Every violation is raised as a
     reasons      reason codes
 """
 
-from .codec import PacketStream, decode, encode, encode_publish, encode_varint, read_varint
+from .codec import (
+    PacketStream,
+    decode,
+    encode,
+    encode_message_properties,
+    encode_properties,
+    encode_property_block,
+    encode_publish,
+    encode_varint,
+    peek_version,
+    read_properties,
+    read_varint,
+)
 from .packets import (
     MQTT_3_1,
     MQTT_3_1_1,
@@ -75,8 +88,13 @@ __all__ = [
     "connack_code_v3",
     "decode",
     "encode",
+    "encode_message_properties",
+    "encode_properties",
+    "encode_property_block",
     "encode_publish",
     "encode_varint",
+    "peek_version",
+    "read_properties",
     "read_varint",
     "reason_of_connack_v3",
 ]

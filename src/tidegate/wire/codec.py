@@ -1,46 +1,28 @@
-"""The codec's front door: `decode`, `encode`, `encode_publish`, `PacketStream`."""
+"""The codec's front door: the functions that other packages call, wherever in this one they are written."""
 
 from __future__ import annotations
 
-from .packets import Packet
+from .decode import decode, peek_version
+from .encode import encode, encode_publish
+from .primitives import encode_varint, read_varint
+from .properties import (
+    encode_message_properties,
+    encode_properties,
+    encode_property_block,
+    read_properties,
+)
+from .stream import PacketStream
 
-
-def decode(first_byte: int, body: bytes, version: int) -> Packet:
-    raise NotImplementedError
-
-
-def encode(packet: Packet, version: int) -> bytes:
-    raise NotImplementedError
-
-
-def read_varint(buf: bytes, pos: int) -> tuple[int, int]:
-    raise NotImplementedError
-
-
-def encode_varint(n: int) -> bytes:
-    raise NotImplementedError
-
-
-def encode_publish(
-    topic: bytes,
-    payload: bytes,
-    qos: int,
-    retain: bool,
-    dup: bool,
-    packet_id: int,
-    version: int,
-    property_block: bytes = b"",
-) -> bytes:
-    raise NotImplementedError
-
-
-class PacketStream:
-    def __init__(self, packet_bytes_max: int) -> None:
-        raise NotImplementedError
-
-    @property
-    def pending_bytes(self) -> int:
-        raise NotImplementedError
-
-    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        raise NotImplementedError
+__all__ = [
+    "PacketStream",
+    "decode",
+    "encode",
+    "encode_message_properties",
+    "encode_properties",
+    "encode_property_block",
+    "encode_publish",
+    "encode_varint",
+    "peek_version",
+    "read_properties",
+    "read_varint",
+]

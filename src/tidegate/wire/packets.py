@@ -1,17 +1,20 @@
 """What the bytes mean: one frozen dataclass per control packet, the same for every protocol version.
 
-Text on the wire (topics, filters, client ids, user names, reason strings …) stays `bytes`: it is compared, hashed
-and sent on, hardly ever shown, and the decoder has already proved it to be UTF-8.
+Text on the wire (topics, filters, client ids, user names, reason strings …) stays `bytes`: it is compared,
+hashed and sent on, hardly ever shown, and the decoder has already proved it to be UTF-8.
 
-**What a broker hands on.** `passed_on` of a `Publish` or `Will` is the raw encoding, in the order of arrival, of
-exactly the properties that a broker must forward unchanged: payload format, content type, response topic,
+**What a broker hands on.** `passed_on` of a `Publish` or `Will` is the raw encoding, in the order of arrival,
+of exactly the properties that a broker must forward unchanged: payload format, content type, response topic,
 correlation data and user properties. [MQTT-3.3.2-4], [MQTT-3.3.2-15], [MQTT-3.3.2-16], [MQTT-3.3.2-17],
-[MQTT-3.3.2-18], [MQTT-3.3.2-20] When it is not empty it is what gets encoded, and those five fields of
-`properties` are ignored; when it is empty they are encoded from `properties`. All other fields are always encoded
-from `properties`.
+[MQTT-3.3.2-18], [MQTT-3.3.2-20]
 
-For MQTT 3.x the fields that do not exist there have their defaults after decoding and are left out when encoding:
-a packet never has to be rewritten for the version of its receiver.
+The encoder's rule: when `passed_on` is not empty, it is sent as it is and those five fields of
+`properties` are ignored; when it is empty, they are encoded from `properties`. The fields that are not
+passed on (message expiry, topic alias, subscription identifiers; will delay) are always encoded from
+`properties`.
+
+For MQTT 3.x, the fields that do not exist there have their defaults after decoding and are left out when
+encoding: a packet never has to be rewritten for the version of its receiver.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ MQTT_5 = 5
 class Properties:
     """Every property of MQTT 5 (section 2.2.2.2). None, or () for the two that repeat, means absent.
 
-    One-byte flags are `bool`, except `payload_format` and `maximum_qos`, which are numbers that happen to be 0 or 1.
+    One-byte flags are `bool`; `payload_format` and `maximum_qos` are numbers that happen to be 0 or 1.
     """
 
     payload_format: int | None = None

@@ -1,7 +1,8 @@
 """Reason codes of MQTT 5 (standard, section 2.4) and their translation for 3.x clients.
 
 Inside the broker a reason is always a number of MQTT 5; only CONNACK has codes of its own in MQTT 3
-(`connack_code_v3`). A 3.1.1 SUBACK failure is 0x80 whatever the reason; all other 3.x acknowledgements carry none.
+(`connack_code_v3`). A 3.1.1 SUBACK failure is 0x80 whatever the reason; other 3.x acknowledgements carry
+none.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from enum import IntEnum
 class Reason(IntEnum):
     """Below 0x80: the operation succeeded. From 0x80 on: it failed.
 
-    Three names share the value 0, as in the standard; `SUCCESS` is the canonical member, the others are aliases.
+    Three names share the value 0, as in the standard: `SUCCESS` is the member, the others are its aliases.
     """
 
     SUCCESS = 0x00
@@ -89,7 +90,7 @@ _REASON_OF_CONNACK_V3: tuple[int, ...] = (
 def connack_code_v3(reason: int) -> int:
     """The CONNACK return code (0–5) that tells a 3.x client what `reason` tells a 5.0 client.
 
-    Every failure without a counterpart is "server unavailable": the one code that promises nothing about retrying.
+    Every failure without a counterpart is "server unavailable", the code that says least about the cause.
     """
     return _CONNACK_V3.get(reason, _SERVER_UNAVAILABLE_V3)
 

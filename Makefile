@@ -1,0 +1,65 @@
+# Everything a contributor or user needs, on a machine with python3 (3.11 or newer) and make.
+# Arguments for the command behind a target go into ARGS: make run ARGS="--port 1884"
+
+PYTHON ?= python3
+ARGS ?=
+KILLS ?= 2000
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+RUN_STAMP := $(VENV)/installed-run
+DEV_STAMP := $(VENV)/installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check bench torture docs lock peers clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+
+setup: $(DEV_STAMP) ## make .venv with everything for development
+
+run: $(RUN_STAMP) ## install what running needs, then start a broker here: tidegate up
+	@$(BIN)/tidegate up $(ARGS)
+
+test: $(DEV_STAMP) peers ## run the tests, with real MQTT clients where they can be had
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(DEV_STAMP) ## lint, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict
+	$(BIN)/python -m pytest -q tests/test_import_rules.py
+
+bench: $(DEV_STAMP) ## measure this broker beside others
+	$(BIN)/python bench/run.py $(ARGS)
+
+torture: $(DEV_STAMP) ## the crash tests with KILLS kills (default 2000)
+	TORTURE_KILLS=$(KILLS) $(BIN)/python -m pytest --timeout=0 tests/faults $(ARGS)
+
+docs: $(DEV_STAMP) ## regenerate docs/requirements.md from the tests' marks
+	$(BIN)/python tools/requirements_table.py
+
+lock: ## pin the newest versions that pyproject.toml allows, in requirements-dev.lock
+	@tools/lock.sh $(PYTHON)
+
+peers: ## install the foreign MQTT clients that tests/interop uses, where possible
+	@tools/peers.sh
+
+clean: ## remove what the other targets made, but not data folders
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/interop/node_modules bench/out
+	find src tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11 or newer."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Tidegate needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "Could not make $(VENV); on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+
+$(RUN_STAMP): pyproject.toml requirements-dev.lock | $(BIN)/python
+	@echo "Installing Tidegate into $(VENV)"
+	@$(PIP) install --constraint requirements-dev.lock --editable .
+	@touch $@
+
+$(DEV_STAMP): pyproject.toml requirements-dev.lock | $(BIN)/python
+	@echo "Installing Tidegate and its development tools into $(VENV)"
+	@$(PIP) install --requirement requirements-dev.lock
+	@$(PIP) install --no-deps --editable .
+	@touch $(RUN_STAMP) $@

@@ -1,0 +1,134 @@
+"""One measurement: a fresh broker, one run of mqttload, and the broker's CPU time in the measured window."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from brokers import BrokerError, Peer, start
+from scenarios import Contender, Scenario
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE / "mqttload.c"
+PROGRAM = HERE / "mqttload"
+EXIT_LOST = 1  # mqttload measured, and found messages of QoS 1 or 2 lost
+
+
+class MeasurementError(Exception):
+    """The load generator could not be built or did not come to a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    delivered_per_s: float
+    published_per_s: float
+    p50_us: float
+    p90_us: float
+    p99_us: float
+    cpu_us_per_delivery: float | None
+    broker_cpu_share: float | None
+    """Cores used by the broker: 1.0 is one core."""
+    generator_cpu_share: float
+    """Cores used by mqttload; it has one thread, so near 1.0 it would be the bottleneck."""
+    lost: int
+    duplicated: int
+    out_of_order: int
+
+
+def build_generator() -> None:
+    if PROGRAM.exists() and PROGRAM.stat().st_mtime >= SOURCE.stat().st_mtime:
+        return
+    try:
+        done = subprocess.run(
+            ["cc", "-O2", "-o", str(PROGRAM), str(SOURCE)], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError as error:
+        raise MeasurementError("no C compiler: apt-get install gcc libc6-dev") from error
+    if done.returncode:
+        raise MeasurementError(f"cannot compile {SOURCE.name}:\n{done.stderr}")
+
+
+def measure(
+    peer: Peer, contender: Contender, scenario: Scenario, data_root: Path, seconds: float, warmup_s: float
+) -> Measurement:
+    with start(peer, data_root, contender.durability) as broker:
+        command = [
+            str(PROGRAM), "--host", broker.host, "--port", str(broker.port),
+            "--version", str(contender.mqtt_version), "--seconds", str(seconds), "--warmup", str(warmup_s),
+            *scenario.load.arguments(),
+        ]  # fmt: skip
+        cpu_at: dict[str, float | None] = {}
+        complaints: list[str] = []
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as load:
+            assert load.stdout is not None and load.stderr is not None
+            # The generator bounds its own time, so this loop ends; its one line of output fits the pipe.
+            for line in load.stderr:
+                if line.startswith("event "):
+                    cpu_at[line.split()[1]] = broker.cpu_s()
+                else:
+                    complaints.append(line.strip())
+            output = load.stdout.read()
+        if load.returncode not in (0, EXIT_LOST):
+            raise MeasurementError("; ".join(complaints) or f"mqttload ended with code {load.returncode}")
+    return _measurement(json.loads(output), cpu_at.get("measure-start"), cpu_at.get("measure-end"))
+
+
+def _measurement(result: dict[str, object], cpu_start: float | None, cpu_end: float | None) -> Measurement:
+    latency = result["latency_us"]
+    assert isinstance(latency, dict)
+
+    def number(name: str) -> float:
+        value = result[name]
+        assert isinstance(value, int | float)
+        return value
+
+    cpu_us = share = None
+    if cpu_start is not None and cpu_end is not None:
+        share = (cpu_end - cpu_start) / number("seconds")
+        if number("delivered"):
+            cpu_us = (cpu_end - cpu_start) * 1e6 / number("delivered")
+    return Measurement(
+        delivered_per_s=number("delivered_per_s"),
+        published_per_s=number("published_per_s"),
+        p50_us=latency["p50"],
+        p90_us=latency["p90"],
+        p99_us=latency["p99"],
+        cpu_us_per_delivery=cpu_us,
+        broker_cpu_share=share,
+        generator_cpu_share=number("generator_cpu_share"),
+        lost=int(number("lost")),
+        duplicated=int(number("duplicated")),
+        out_of_order=int(number("out_of_order")),
+    )
+
+
+def median_of(runs: Sequence[Measurement]) -> Measurement:
+    """Each metric's own median; faults are summed, since one is one too many."""
+
+    def mid(values: list[float]) -> float:
+        return statistics.median(values)
+
+    def mid_known(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if known else None
+
+    return Measurement(
+        delivered_per_s=mid([run.delivered_per_s for run in runs]),
+        published_per_s=mid([run.published_per_s for run in runs]),
+        p50_us=mid([run.p50_us for run in runs]),
+        p90_us=mid([run.p90_us for run in runs]),
+        p99_us=mid([run.p99_us for run in runs]),
+        cpu_us_per_delivery=mid_known([run.cpu_us_per_delivery for run in runs]),
+        broker_cpu_share=mid_known([run.broker_cpu_share for run in runs]),
+        generator_cpu_share=mid([run.generator_cpu_share for run in runs]),
+        lost=sum(run.lost for run in runs),
+        duplicated=sum(run.duplicated for run in runs),
+        out_of_order=sum(run.out_of_order for run in runs),
+    )
+
+
+__all__ = ["BrokerError", "Measurement", "MeasurementError", "build_generator", "measure", "median_of"]

@@ -1,0 +1,18 @@
+"""What `tidegate` can do at the command line: one module per command or group of commands.
+
+A command reads its options, calls the part of the project that does the work, and shows the outcome to a person
+or a pipe. It decides nothing about messages, and it imports what it starts lazily, so that `tidegate pub` does
+not load the broker.
+
+May import: everything but `pipeline`. May touch sockets and files.
+
+    broker     broker, up
+    config     config check, config show
+    publish    pub
+    subscribe  sub
+    log        log list, log dump, log verify
+    sessions   sessions
+    mqtt       the connection that pub and sub share
+    text       payloads and times as safe, readable text
+    failure    the one way in which a command fails
+"""

@@ -1,0 +1,130 @@
+"""`tidegate broker` and `tidegate up`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from tidegate.config import Config, Durability, LogLevel
+from tidegate.config_sources import Value, load
+
+from .config import config_file
+from .failure import listen_failure
+
+
+def _broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--log-level", type=click.Choice(get_args(LogLevel)), help="The least severe events shown."),
+        config_file,
+        click.option(
+            "--durability",
+            type=click.Choice(get_args(Durability)),
+            help="When a publisher is acknowledged: after fsync (default), after the write, or without files.",
+        ),
+        click.option("--host", help="Address to listen on (default 127.0.0.1)."),
+        click.option("--port", type=int, help="TCP port for MQTT (default 1883)."),
+        click.option("--data", type=click.Path(path_type=Path), help="The data folder (default: data)."),
+    ):
+        command = option(command)
+    return command
+
+
+def _load(file: Path | None, **given: Value | None) -> Config:
+    paths = {
+        "data": "data",
+        "port": "listen.port",
+        "host": "listen.host",
+        "durability": "log.durability",
+        "log_level": "log_level",
+    }
+    flags = {paths[name]: value for name, value in given.items() if value is not None}
+    return load(file, os.environ, flags).config
+
+
+def _run(config: Config) -> None:
+    from tidegate.server import app
+
+    try:
+        sys.exit(app.run(config))
+    except OSError as error:
+        failure = listen_failure(error, config.listen.host, config.listen.port)
+        if failure is None:
+            raise
+        raise failure from error
+
+
+@click.command("broker")
+@_broker_options
+def broker(file: Path | None, **given: Value | None) -> None:
+    """Run the broker alone, in the foreground.
+
+    SIGTERM or Ctrl-C stops it cleanly: it flushes, tells its clients, and keeps their sessions.
+
+    \b
+    Examples:
+      tidegate broker --data /var/lib/tidegate --port 1883 --host 0.0.0.0
+      tidegate broker --data /tmp/try --port 1884 --durability memory
+    """
+    _run(_load(file, **given))
+
+
+@click.command("up")
+@_broker_options
+def up(file: Path | None, **given: Value | None) -> None:
+    """Start Tidegate and say what to try first.
+
+    \b
+    Examples:
+      tidegate up
+      tidegate up --port 1884 --data my-data
+    """
+    config = _load(file, **given)
+    _probe(config)
+    _welcome(config)
+    _run(config)
+
+
+def _probe(config: Config) -> None:
+    """Refuses before the welcome, not after it, when the address cannot be had."""
+    host, port = config.listen.host, config.listen.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            failure = listen_failure(error, host, port)
+            if failure is not None:
+                raise failure from error
+
+
+def _welcome(config: Config) -> None:
+    from rich.console import Console, Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    port = config.listen.port
+    at = f" --port {port}" if port not in (0, 1883) else " --port PORT" if port == 0 else ""
+    place = f"mqtt://{config.listen.host}:{port}" if port else f"{config.listen.host}, on a free port named below"
+    kept = "nothing is written (durability memory)" if config.log.durability == "memory" else str(config.data.resolve())
+    lines = [
+        Text.assemble(("Listens on   ", "dim"), (place, "bold")),
+        Text.assemble(("Data folder  ", "dim"), kept),
+        Text(""),
+        Text("Try, in other terminals:", "dim"),
+        Text(f"  tidegate sub{at} -t 'demo/#'"),
+        Text(f"  tidegate pub{at} -t demo/hello -m 'hi'"),
+        Text("and then go back in time:", "dim"),
+        Text(f"  tidegate sub{at} -t 'demo/#' --from earliest -v"),
+        Text(""),
+        Text("Ctrl-C stops it; sessions and messages stay.", "dim"),
+    ]
+    console = Console()
+    console.print(Panel(Group(*lines), title="Tidegate", title_align="left", expand=False, padding=(1, 2)))
+    console.file.flush()

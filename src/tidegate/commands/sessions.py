@@ -1,0 +1,53 @@
+"""`tidegate sessions`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from .text import safe
+
+data_folder = click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=Path("data"),
+    show_default=True,
+    help="The broker's data folder.",
+)
+
+
+@click.command("sessions")
+@data_folder
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for programs.")
+def sessions(data: Path, as_json: bool) -> None:
+    """List the stored sessions. Only reads; works beside a running broker.
+
+    \b
+    Example:
+      tidegate sessions --data data
+    """
+    from tidegate.broker import inspect
+
+    facts = inspect.sessions(data)
+    if as_json:
+        for each in facts:
+            click.echo(json.dumps(asdict(each), ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("client id", "connected", "persistent", "subscriptions", "position", "expires", header_style="bold")
+    for each in facts:
+        table.add_row(
+            Text(safe(each.client_id)),
+            "yes" if each.connected else "no",
+            "yes" if each.persistent else "no",
+            Text(safe(" ".join(each.subscriptions))),
+            str(each.position),
+            each.expires,
+        )
+    Console().print(table)

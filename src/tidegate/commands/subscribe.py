@@ -1,0 +1,235 @@
+"""`tidegate sub`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+from paho.mqtt.client import MQTTMessage
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from .failure import REFUSED, UNUSABLE, Failure
+from .mqtt import Connection, Peer, connection_options, reason_text
+from .text import moment_ms, payload_text, safe, utc
+
+TIMED_OUT = 3
+
+
+@click.command("sub")
+@connection_options
+@click.option("-t", "--topic", "filters", required=True, multiple=True, help="Filter; may be given more than once.")
+@click.option("-q", "--qos", type=click.IntRange(0, 2), default=0, show_default=True)
+@click.option("--from", "origin", metavar="PLACE", help="Go back: earliest, a position, a time, or a span like -15m.")
+@click.option("--count", type=click.IntRange(1), metavar="N", help="End after N messages.")
+@click.option("--timeout", type=click.FloatRange(0), metavar="SECONDS", help=f"End after this; exit code {TIMED_OUT}.")
+@click.option("-v", "--verbose", is_flag=True, help="Show topics, and the time and position of replayed messages.")
+@click.option("--format", "shape", metavar="FORMAT", help="text, json, or a template such as '%t %p' (see below).")
+@click.option("--raw", is_flag=True, help="Write the payloads' bytes and nothing else.")
+@click.option("--keep-session", is_flag=True, help="Keep the session when this ends; needs -i.")
+def sub(
+    filters: tuple[str, ...],
+    qos: int,
+    origin: str | None,
+    count: int | None,
+    timeout: float | None,
+    verbose: bool,
+    shape: str | None,
+    raw: bool,
+    keep_session: bool,
+    **given: Any,
+) -> None:
+    """Subscribe and show messages, one per line, as they come.
+
+    Payloads that are not UTF-8 are shown as hexadecimal digits, and control characters escaped; --raw writes
+    the bytes as they are.
+
+    \b
+    Templates:  %t topic    %p payload   %x payload in hexadecimal   %l its length
+                %q QoS      %r retained (1 or 0)    %T time   %o position   %% a percent sign
+
+    \b
+    Examples:
+      tidegate sub -t 'demo/#' -v
+      tidegate sub -t 'demo/#' --from earliest --format json
+      tidegate sub -t 'demo/#' --from -15m --count 100 --timeout 5
+      tidegate sub -t '$share/workers/jobs/#' -q 1
+      tidegate sub -t 'demo/#' -q 1 -i laptop --keep-session
+    """
+    peer = Peer(**given)
+    if keep_session and not peer.client_id:
+        raise click.UsageError("--keep-session needs a client id to find the session again: give one with -i.")
+    if raw and (shape or verbose):
+        raise click.UsageError("--raw writes payloads only; leave out -v and --format.")
+    if origin is not None:
+        place = replay_place(origin)
+        filters = tuple(f"$replay/{place}/{each}" for each in filters)
+    subscription = _Subscription(Connection(peer, keep_session=keep_session), count, _writer(shape, verbose, raw))
+    try:
+        ended = subscription.run(filters, qos, timeout)
+    except KeyboardInterrupt:
+        subscription.connection.close()
+        return
+    except BrokenPipeError:
+        # The reader of our output (head, grep -q …) has seen enough. Keep the interpreter's last flush quiet.
+        sys.stdout = None  # type: ignore[assignment]
+        return
+    if not ended:
+        sys.exit(TIMED_OUT)
+
+
+def replay_place(origin: str) -> str:
+    """The `<from>` of `$replay/<from>/<filter>`: earliest, a position, or a time in UTC."""
+    if origin == "earliest" or origin.isascii() and origin.isdigit():
+        return origin
+    try:
+        return utc(moment_ms(origin, time.time_ns() // 1_000_000))
+    except ValueError as error:
+        raise Failure(str(error), exit_code=UNUSABLE) from error
+
+
+class _Subscription:
+    def __init__(self, connection: Connection, count: int | None, write: Callable[[MQTTMessage], None]) -> None:
+        self.connection = connection
+        self._left = count
+        self._write = write
+        self._granted: tuple[list[ReasonCode], Properties | None] | None = None
+        # Acknowledged by hand: a message that was not written out must not count as received.
+        connection.client.manual_ack_set(True)
+        connection.client.on_message = self._on_message
+        connection.client.on_subscribe = self._on_subscribe
+
+    def run(self, filters: tuple[str, ...], qos: int, timeout_s: float | None) -> bool:
+        """True when the wanted number of messages came, False at the timeout."""
+        connection = self.connection
+        connection.open()
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            connection.client.subscribe([(each, qos) for each in filters])
+        except ValueError as error:
+            raise Failure(f"cannot subscribe: {error}") from error
+        while self._left != 0 and (until is None or time.monotonic() < until):
+            pause = 0.5 if until is None else max(0.0, min(0.5, until - time.monotonic()))
+            connection.turn(pause)
+            self._check_granted(filters)
+        connection.close()
+        return self._left == 0
+
+    def _check_granted(self, filters: tuple[str, ...]) -> None:
+        if self._granted is None:
+            return
+        codes, properties = self._granted
+        refused = [
+            f"{safe(each)}: {reason_text(code, properties)}"
+            for each, code in zip(filters, codes, strict=False)
+            if code.is_failure
+        ]
+        self._granted = None
+        if refused:
+            self.connection.close()
+            raise Failure("the broker refused the subscription to " + "; ".join(refused), exit_code=REFUSED)
+
+    def _on_message(self, client: Any, _u: Any, message: MQTTMessage) -> None:
+        if self._left == 0:
+            return
+        self._write(message)
+        client.ack(message.mid, message.qos)
+        if self._left is not None:
+            self._left -= 1
+
+    def _on_subscribe(
+        self, _c: Any, _u: Any, _mid: int, codes: list[ReasonCode], properties: Properties | None
+    ) -> None:
+        self._granted = (codes, properties)
+
+
+def _writer(shape: str | None, verbose: bool, raw: bool) -> Callable[[MQTTMessage], None]:
+    out = sys.stdout
+
+    def write_raw(message: MQTTMessage) -> None:
+        out.buffer.write(message.payload)
+        out.buffer.flush()
+
+    def write_line(message: MQTTMessage) -> None:
+        out.write(line(message) + "\n")
+        out.flush()
+
+    if raw:
+        return write_raw
+    if shape == "json":
+        line = json_line
+    elif shape is None or shape == "text":
+        line = verbose_line if verbose else _payload_line
+    else:
+        template = shape
+
+        def line(message: MQTTMessage) -> str:
+            return template_line(template, message)
+
+    return write_line
+
+
+def user_properties(message: MQTTMessage) -> list[tuple[str, str]]:
+    return list(getattr(message.properties, "UserProperty", []))
+
+
+def _origin_of(message: MQTTMessage) -> tuple[str | None, str | None]:
+    """Time and position, which the broker adds to replayed messages. The last ones are the broker's."""
+    added = dict(user_properties(message))
+    return added.get("tidegate-time"), added.get("tidegate-position")
+
+
+def _payload_line(message: MQTTMessage) -> str:
+    return payload_text(message.payload)
+
+
+def verbose_line(message: MQTTMessage) -> str:
+    moment, position = _origin_of(message)
+    origin = f"{safe(moment or '?')} @{safe(position or '?')} " if moment or position else ""
+    return f"{origin}{safe(message.topic)} {payload_text(message.payload)}"
+
+
+def json_line(message: MQTTMessage) -> str:
+    row: dict[str, object] = {"topic": message.topic, "qos": message.qos, "retain": bool(message.retain)}
+    try:
+        row["payload"] = message.payload.decode("utf-8")
+    except UnicodeDecodeError:
+        row["payload_hex"] = message.payload.hex()
+    moment, position = _origin_of(message)
+    if moment:
+        row["time"] = moment
+    if position:
+        row["position"] = int(position) if position.isascii() and position.isdigit() else position
+    for name, key in (
+        ("ContentType", "content_type"),
+        ("ResponseTopic", "response_topic"),
+        ("MessageExpiryInterval", "expiry_s"),
+    ):
+        if hasattr(message.properties, name):
+            row[key] = getattr(message.properties, name)
+    if correlation := getattr(message.properties, "CorrelationData", None):
+        row["correlation_hex"] = correlation.hex()
+    if user := user_properties(message):
+        row["user_properties"] = user
+    return json.dumps(row, ensure_ascii=True)
+
+
+def template_line(template: str, message: MQTTMessage) -> str:
+    moment, position = _origin_of(message)
+    parts: dict[str, str] = {
+        "t": safe(message.topic),
+        "p": payload_text(message.payload),
+        "x": message.payload.hex(),
+        "l": str(len(message.payload)),
+        "q": str(message.qos),
+        "r": "1" if message.retain else "0",
+        "T": safe(moment or ""),
+        "o": safe(position or ""),
+        "%": "%",
+    }
+    return re.sub("%(.)", lambda found: parts.get(found[1], found[0]), template)

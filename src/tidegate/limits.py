@@ -1,0 +1,49 @@
+"""Every fixed bound in one place, with its reason. What users may tune is in `config`."""
+
+from __future__ import annotations
+
+# One tick's messages are encoded, written and delivered in one go: this keeps a tick to a few milliseconds.
+TICK_BYTES_MAX = 4 << 20
+
+# Bytes queued for one connection before it counts as slow and reads from the log instead.
+SEND_BYTES_MAX = 1 << 20
+
+# Messages written but not yet on disk; publishers are paused above it until the disk has caught up.
+UNSTORED_BYTES_MAX = 64 << 20
+
+# Ready-made routes kept. Past it the cache starts anew: a flood of topic names costs matching, not memory.
+ROUTES_MAX = 100_000
+
+# What a reader that is behind takes from the log in one step, so that all get their turn.
+CATCH_UP_BYTES = 256 << 10
+CATCH_UP_RUNS = 512
+
+# Decoded messages kept for all readers that are behind together; above it they are read again from disk.
+CATCH_UP_HELD_BYTES_MAX = 64 << 20
+
+# Topics whose match a reader that is behind remembers.
+READER_TARGETS_MAX = 4096
+
+# Retained messages handed to one connection per tick, so that `#` over a million cannot hold the loop.
+RETAINED_PER_TICK = 256
+
+# Retained matches waiting for one connection: one iterator a SUBSCRIBE filter.
+RETAINED_STREAMS_MAX = 10_000
+
+# How often acknowledged positions of persistent sessions are written to the log.
+POSITION_INTERVAL_MS = 100
+
+# State changes written since the last snapshot before the next one is due.
+SNAPSHOT_CHANGES_BYTES = 64 << 20
+
+# Sessions or retained messages that a running snapshot copies per tick.
+SNAPSHOT_STEP = 200
+
+# Connections that are waiting for their CONNECT may hold no more than this of it.
+CONNECT_BYTES_MAX = 256 << 10
+
+# Client ids that the broker assigns or accepts; the standard allows 65,535.
+CLIENT_ID_BYTES_MAX = 1024
+
+# Packet identifiers are 1 … 65535.
+PACKET_IDS = 65535

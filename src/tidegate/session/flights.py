@@ -1,0 +1,132 @@
+"""What a client has been sent and has not acknowledged, in the order it was sent.
+
+Packet identifiers are given out in sequence, so a run of messages takes a run of identifiers, and one
+`Flight` describes them all: identifiers `pid` … `pid + count - 1` carry positions `base` … `base + count - 1`.
+Acknowledgements nearly always come in the same order and in bulk; then the bytes received are compared
+with the bytes expected and one integer moves. Anything else is found by search and splits its flight.
+
+A flight that is finished out of order stays as DONE until everything before it is finished: the first
+flight's `base` is therefore the lowest position the client still owes an answer for (invariant I2).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from tidegate.limits import PACKET_IDS
+
+if TYPE_CHECKING:
+    from tidegate.session.session import Reader
+
+# Packet identifiers as their two bytes, and the PUBACKs for all of them in one string: slices of these
+# replace a loop over messages.
+PIDS: list[bytes] = [i.to_bytes(2, "big") for i in range(PACKET_IDS + 1)]
+PUBACKS: bytes = b"".join(b"\x40\x02" + pid for pid in PIDS)
+
+
+class State(IntEnum):
+    SENT = 1  # PUBLISH sent (QoS 2: its packet id is stored)
+    RELEASED = 2  # QoS 2: PUBREC is stored, PUBREL sent
+    DONE = 3
+
+
+class Flight:
+    __slots__ = ("base", "count", "pid", "qos", "reader", "state")
+
+    def __init__(self, pid: int, count: int, base: int, qos: int, reader: Reader, state: State = State.SENT) -> None:
+        self.pid = pid
+        self.count = count
+        self.base = base
+        self.qos = qos
+        self.reader = reader
+        self.state = state
+
+    def __repr__(self) -> str:
+        return f"Flight(pid={self.pid}+{self.count}, base={self.base}, qos={self.qos}, {self.state.name})"
+
+
+class Flights:
+    """The ordered flights of one session. `unfinished` counts messages that are not DONE."""
+
+    __slots__ = ("next_pid", "queue", "unfinished")
+
+    def __init__(self, next_pid: int = 1) -> None:
+        self.queue: deque[Flight] = deque()
+        self.unfinished = 0
+        self.next_pid = next_pid
+
+    def room(self) -> int:
+        """How many more identifiers can be given out without meeting one that is in use."""
+        if not self.queue:
+            return PACKET_IDS
+        span = (self.next_pid - self.queue[0].pid) % PACKET_IDS
+        # next_pid meeting the oldest identifier means that all are in use, not none.
+        return PACKET_IDS - span if span else 0
+
+    def take(self, count: int) -> int:
+        """Reserve `count` identifiers in sequence (the caller stays within `unbroken`): the first one."""
+        first = self.next_pid
+        following = first + count
+        self.next_pid = following if following <= PACKET_IDS else 1
+        return first
+
+    def unbroken(self) -> int:
+        """How many identifiers follow in sequence before they start again at 1."""
+        return PACKET_IDS + 1 - self.next_pid
+
+    def add(self, flight: Flight) -> None:
+        self.queue.append(flight)
+        self.unfinished += flight.count
+
+    def find(self, pid: int) -> Flight | None:
+        """The unfinished flight that holds this identifier."""
+        for flight in self.queue:
+            if flight.pid <= pid < flight.pid + flight.count:
+                return flight if flight.state is not State.DONE else None
+        return None
+
+    def isolate(self, flight: Flight, pid: int) -> Flight:
+        """Split the flight so that `pid` stands alone; returns its own flight."""
+        if flight.count == 1:
+            return flight
+        index = self.queue.index(flight)
+        offset = pid - flight.pid
+        pieces = []
+        if offset:
+            pieces.append(Flight(flight.pid, offset, flight.base, flight.qos, flight.reader, flight.state))
+        alone = Flight(pid, 1, flight.base + offset, flight.qos, flight.reader, flight.state)
+        pieces.append(alone)
+        rest = flight.count - offset - 1
+        if rest:
+            pieces.append(
+                Flight(pid + 1, rest, flight.base + offset + 1, flight.qos, flight.reader, flight.state)
+            )
+        del self.queue[index]
+        for piece in reversed(pieces):
+            self.queue.insert(index, piece)
+        return alone
+
+    def finish(self, flight: Flight) -> None:
+        """Mark a single-message flight DONE, and let go of what is finished at the front."""
+        flight.state = State.DONE
+        self.unfinished -= flight.count
+        queue = self.queue
+        while queue and queue[0].state is State.DONE:
+            queue.popleft()
+
+    def drop(self, flight: Flight) -> None:
+        """Forget an unfinished flight altogether (its message went to somebody else, or is gone)."""
+        self.unfinished -= flight.count
+        self.queue.remove(flight)
+        queue = self.queue
+        while queue and queue[0].state is State.DONE:
+            queue.popleft()
+
+    def lowest(self, reader: Reader) -> int | None:
+        """The lowest position of `reader` that is not finished, or None."""
+        for flight in self.queue:
+            if flight.reader is reader and flight.state is not State.DONE:
+                return flight.base
+        return None
