@@ -82,6 +82,14 @@ def process_tree_cpu_s(pid: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def machine_cpu_s() -> float:
+    """CPU seconds of the whole machine so far, all cores, without idle and waiting for the disk."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = (
+        int(field) for field in Path("/proc/stat").read_text().partition("\n")[0].split()[1:]
+    )
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
 # ---- recipes ----
 
 
@@ -131,7 +139,7 @@ def _tidegate() -> Peer:
     except ModuleNotFoundError:
         found = False
     if not found:
-        raise BrokerError(f"tidegate: no module tidegate.cli for {Path(sys.executable).name}; pip install -e .")
+        raise BrokerError("tidegate: no module tidegate.cli in this Python; pip install -e .")
     return Peer("tidegate", _tidegate_command, f"tidegate {importlib.metadata.version('tidegate')}")
 
 
@@ -156,7 +164,7 @@ def peer_of_argument(text: str) -> Peer:
     """`name=host:port[,pid=PID]`, or `name=command with {port} and {data}`."""
     name, separator, rest = text.partition("=")
     if not separator or not name or not rest:
-        raise BrokerError(f"--broker {text}: takes name=host:port[,pid=PID] or name='command {{port}} {{data}}'")
+        raise BrokerError(f"--broker {text}: takes name=host:port[,pid=PID] or name='command {{port}}'")
     if "{port}" in rest:
 
         def command(place: Place) -> list[str]:
@@ -224,7 +232,8 @@ def start(peer: Peer, data_root: Path, durability: str) -> Iterator[Running]:
         log = place.data / "broker.log"
         with log.open("wb") as sink:
             try:
-                process = subprocess.Popen(peer.command(place), stdout=sink, stderr=sink, stdin=subprocess.DEVNULL)
+                command = peer.command(place)
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
             except OSError as error:
                 raise BrokerError(f"{peer.name}: {error}") from error
         try:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from brokers import BrokerError, Peer, start
+from brokers import Peer, machine_cpu_s, start
 from scenarios import Contender, Scenario
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "mqttload.c"
 PROGRAM = HERE / "mqttload"
+OTHER_CPU_SHARE_MAX = 0.15
+QUIET_SAMPLE_S = 0.5
 EXIT_LOST = 1  # mqttload measured, and found messages of QoS 1 or 2 lost
 
 
@@ -34,9 +37,15 @@ class Measurement:
     """Cores used by the broker: 1.0 is one core."""
     generator_cpu_share: float
     """Cores used by mqttload; it has one thread, so near 1.0 it would be the bottleneck."""
+    other_cpu_share: float | None
+    """Cores used by everything else on the machine: the figure is worth little if this is not near 0."""
     lost: int
     duplicated: int
     out_of_order: int
+
+    @property
+    def disturbed(self) -> bool:
+        return self.other_cpu_share is not None and self.other_cpu_share > OTHER_CPU_SHARE_MAX
 
 
 def build_generator() -> None:
@@ -52,6 +61,16 @@ def build_generator() -> None:
         raise MeasurementError(f"cannot compile {SOURCE.name}:\n{done.stderr}")
 
 
+def wait_for_quiet(patience_s: float) -> None:
+    """Return once the rest of the machine is idle, or when patience ends: the measurement will say so."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        before, began = machine_cpu_s(), time.monotonic()
+        time.sleep(QUIET_SAMPLE_S)
+        if machine_cpu_s() - before <= OTHER_CPU_SHARE_MAX * (time.monotonic() - began):
+            return
+
+
 def measure(
     peer: Peer, contender: Contender, scenario: Scenario, data_root: Path, seconds: float, warmup_s: float
 ) -> Measurement:
@@ -61,23 +80,25 @@ def measure(
             "--version", str(contender.mqtt_version), "--seconds", str(seconds), "--warmup", str(warmup_s),
             *scenario.load.arguments(),
         ]  # fmt: skip
-        cpu_at: dict[str, float | None] = {}
+        cpu_at: dict[str, tuple[float | None, float]] = {}
         complaints: list[str] = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as load:
             assert load.stdout is not None and load.stderr is not None
             # The generator bounds its own time, so this loop ends; its one line of output fits the pipe.
             for line in load.stderr:
                 if line.startswith("event "):
-                    cpu_at[line.split()[1]] = broker.cpu_s()
+                    cpu_at[line.split()[1]] = (broker.cpu_s(), machine_cpu_s())
                 else:
                     complaints.append(line.strip())
             output = load.stdout.read()
         if load.returncode not in (0, EXIT_LOST):
             raise MeasurementError("; ".join(complaints) or f"mqttload ended with code {load.returncode}")
-    return _measurement(json.loads(output), cpu_at.get("measure-start"), cpu_at.get("measure-end"))
+    return _measurement(json.loads(output), cpu_at["measure-start"], cpu_at["measure-end"])
 
 
-def _measurement(result: dict[str, object], cpu_start: float | None, cpu_end: float | None) -> Measurement:
+def _measurement(
+    result: dict[str, object], cpu_start: tuple[float | None, float], cpu_end: tuple[float | None, float]
+) -> Measurement:
     latency = result["latency_us"]
     assert isinstance(latency, dict)
 
@@ -86,11 +107,14 @@ def _measurement(result: dict[str, object], cpu_start: float | None, cpu_end: fl
         assert isinstance(value, int | float)
         return value
 
-    cpu_us = share = None
-    if cpu_start is not None and cpu_end is not None:
-        share = (cpu_end - cpu_start) / number("seconds")
+    cpu_us = share = others = None
+    if cpu_start[0] is not None and cpu_end[0] is not None:
+        broker_s = cpu_end[0] - cpu_start[0]
+        share = broker_s / number("seconds")
+        whole = (cpu_end[1] - cpu_start[1]) / number("seconds")
+        others = max(0.0, whole - share - number("generator_cpu_share"))
         if number("delivered"):
-            cpu_us = (cpu_end - cpu_start) * 1e6 / number("delivered")
+            cpu_us = broker_s * 1e6 / number("delivered")
     return Measurement(
         delivered_per_s=number("delivered_per_s"),
         published_per_s=number("published_per_s"),
@@ -100,6 +124,7 @@ def _measurement(result: dict[str, object], cpu_start: float | None, cpu_end: fl
         cpu_us_per_delivery=cpu_us,
         broker_cpu_share=share,
         generator_cpu_share=number("generator_cpu_share"),
+        other_cpu_share=others,
         lost=int(number("lost")),
         duplicated=int(number("duplicated")),
         out_of_order=int(number("out_of_order")),
@@ -125,10 +150,8 @@ def median_of(runs: Sequence[Measurement]) -> Measurement:
         cpu_us_per_delivery=mid_known([run.cpu_us_per_delivery for run in runs]),
         broker_cpu_share=mid_known([run.broker_cpu_share for run in runs]),
         generator_cpu_share=mid([run.generator_cpu_share for run in runs]),
+        other_cpu_share=mid_known([run.other_cpu_share for run in runs]),
         lost=sum(run.lost for run in runs),
         duplicated=sum(run.duplicated for run in runs),
         out_of_order=sum(run.out_of_order for run in runs),
     )
-
-
-__all__ = ["BrokerError", "Measurement", "MeasurementError", "build_generator", "measure", "median_of"]

@@ -1,4 +1,4 @@
-"""What is measured, and the bars Tidegate is held to. Values only: nothing here starts or measures anything."""
+"""What is measured, and the bars Tidegate is held to. Values only: nothing here starts a process."""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ from tidegate.router.retained import MESSAGE_OVERHEAD_BYTES
 from tidegate.router.topic_order import RUN_KEYS_MAX, TopicOrder, key_of
 
 
-def message(topic: bytes, payload: bytes = b"x", expires_at_ms: int | None = None, position: int = 0) -> Retained:
+def message(
+    topic: bytes, payload: bytes = b"x", expires_at_ms: int | None = None, position: int = 0
+) -> Retained:
     return Retained(topic, payload, 1, b"", expires_at_ms, 0, position, b"publisher")
 
 
@@ -28,7 +30,6 @@ def found(store: RetainedStore, filter: bytes, now_ms: int = 0) -> list[bytes]:
     return [kept.topic for kept in store.match(filter, now_ms)]
 
 
-@pytest.mark.req("S0.4", "S0.10")
 class StoreMachine(RuleBasedStateMachine):
     """The store against a dictionary and the plain matcher."""
 
@@ -79,7 +80,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(filter=st.one_of(filters, topics))
     def match(self, filter: bytes) -> None:
-        expected = {t for t, kept in self.model.items() if matches(filter, t) and not kept.expired(self.now_ms)}
+        expected = {
+            t for t, kept in self.model.items() if matches(filter, t) and not kept.expired(self.now_ms)
+        }
         matched = found(self.store, filter, self.now_ms)
         assert len(matched) == len(set(matched))
         assert set(matched) == expected
@@ -93,12 +96,15 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.store.get(topic) is kept
 
 
-StoreMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-test_the_store_equals_a_dictionary_and_the_plain_matcher = StoreMachine.TestCase
+@pytest.mark.req("S0.4", "S0.10")
+class TestTheStoreEqualsADictionaryAndThePlainMatcher(StoreMachine.TestCase):  # type: ignore[misc,valid-type]
+    settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 @given(st.sets(topics, max_size=60), filters)
-def test_a_match_finds_each_matching_topic_once_in_the_order_of_levels(kept: set[bytes], filter: bytes) -> None:
+def test_a_match_finds_each_matching_topic_once_in_the_order_of_levels(
+    kept: set[bytes], filter: bytes
+) -> None:
     expected = sorted((t for t in kept if matches(filter, t)), key=lambda t: t.split(b"/"))
     assert found(store_of(*kept), filter) == expected
 
@@ -193,7 +199,7 @@ def test_a_topic_of_thousands_of_levels_is_stored_and_found() -> None:
     assert found(store, deep) == [deep]
 
 
-# --- bounds ---------------------------------------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.req("S0.4")
@@ -232,7 +238,11 @@ def test_the_bytes_counted_are_no_less_than_the_memory_taken() -> None:
     try:
         store = RetainedStore(messages_max=count, bytes_max=1 << 40)
         for i in range(count):
-            store.put(Retained(b"site/%d/temp" % i, b"%d" % i, 1, b"", 10**12 + i, 10**12 + i, 10**9 + i, b"p%d" % i))
+            store.put(
+                Retained(
+                    b"site/%d/temp" % i, b"%d" % i, 1, b"", 10**12 + i, 10**12 + i, 10**9 + i, b"p%d" % i
+                )
+            )
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -240,7 +250,7 @@ def test_the_bytes_counted_are_no_less_than_the_memory_taken() -> None:
     assert taken / count <= 1_024
 
 
-# --- expiry ---------------------------------------------------------------------------------------------------
+# --- expiry ---------------------------------------------------------------------------------------
 
 
 def test_an_expired_message_is_not_matched_even_before_it_is_removed() -> None:
@@ -279,15 +289,15 @@ def test_replacing_one_message_for_ever_does_not_grow_the_store() -> None:
     store = store_of()
     for i in range(10_000):
         store.put(message(b"a", expires_at_ms=10**9 + i))
-    assert len(store._due) < 2_000
+        assert len(store._due) < 2_000
     for i in range(10_000):
         store.put(message(b"b", expires_at_ms=i + 1))
         store.delete(b"b")
-    assert len(store._due) < 2_000
+        assert len(store._due) < 2_000
     assert [kept.topic for kept in store.expire(2 * 10**9, steps_max=10_000)] == [b"a"]
 
 
-# --- the order of topics --------------------------------------------------------------------------------------
+# --- the order of topics --------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5_000)), max_size=50), st.integers(0, 3))

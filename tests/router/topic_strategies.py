@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 # Neighbours of `/` and NUL in byte order, empty levels and `$` are where matchers go wrong.
-LEVELS = [b"a", b"b", b"a-b", b"a0", b"", b"$", b"$a", b"\x01", "é".encode()]
+LEVELS = [b"a", b"b", b"a-b", b"a0", b"", b"$", b"$a", b"%", b"\x01", "é".encode()]
 
 levels = st.sampled_from(LEVELS)
 

@@ -1,8 +1,8 @@
 """What `tidegate` can do at the command line: one module per command or group of commands.
 
-A command reads its options, calls the part of the project that does the work, and shows the outcome to a person
-or a pipe. It decides nothing about messages, and it imports what it starts lazily, so that `tidegate pub` does
-not load the broker.
+A command reads its options, calls the part of the project that does the work, and shows the outcome to a
+person or a pipe. It decides nothing about messages, and it imports what it starts lazily, so that
+`tidegate pub` does not load the broker.
 
 May import: everything but `pipeline`. May touch sockets and files.
 

@@ -20,12 +20,14 @@ from .failure import listen_failure
 
 def _broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--log-level", type=click.Choice(get_args(LogLevel)), help="The least severe events shown."),
+        click.option(
+            "--log-level", type=click.Choice(get_args(LogLevel)), help="The least severe events shown."
+        ),
         config_file,
         click.option(
             "--durability",
             type=click.Choice(get_args(Durability)),
-            help="When a publisher is acknowledged: after fsync (default), after the write, or without files.",
+            help="Acknowledge publishers after fsync (default), after the write, or without files.",
         ),
         click.option("--host", help="Address to listen on (default 127.0.0.1)."),
         click.option("--port", type=int, help="TCP port for MQTT (default 1883)."),
@@ -111,8 +113,14 @@ def _welcome(config: Config) -> None:
 
     port = config.listen.port
     at = f" --port {port}" if port not in (0, 1883) else " --port PORT" if port == 0 else ""
-    place = f"mqtt://{config.listen.host}:{port}" if port else f"{config.listen.host}, on a free port named below"
-    kept = "nothing is written (durability memory)" if config.log.durability == "memory" else str(config.data.resolve())
+    place = (
+        f"mqtt://{config.listen.host}:{port}" if port else f"{config.listen.host}, on a free port named below"
+    )
+    kept = (
+        "nothing is written (durability memory)"
+        if config.log.durability == "memory"
+        else str(config.data.resolve())
+    )
     lines = [
         Text.assemble(("Listens on   ", "dim"), (place, "bold")),
         Text.assemble(("Data folder  ", "dim"), kept),

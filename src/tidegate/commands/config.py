@@ -34,7 +34,9 @@ def check(file: Path | None) -> None:
     """
     loaded = load(file, os.environ, {})
     changed = sum(source != "default" for source in loaded.sources.values())
-    click.echo(f"The configuration is right: {changed} of {len(loaded.sources)} settings differ from a plain start.")
+    click.echo(
+        f"The configuration is right: {changed} of {len(loaded.sources)} settings differ from a plain start."
+    )
 
 
 @config_group.command("show")

@@ -9,20 +9,26 @@ import click
 
 from tidegate.errors import ConfigError, FolderLocked, TidegateError
 
-REFUSED = 1  # the broker or the log said no
-UNUSABLE = 2  # what the user gave cannot work: configuration, port, folder
-
 
 class Failure(click.ClickException):
-    def __init__(self, message: str, hint: str = "", exit_code: int = UNUSABLE) -> None:
+    """What the user gave cannot work: configuration, port, folder."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
-        self.exit_code = exit_code
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(click.style("error: ", fg="red", bold=True) + self.message, file=file, err=True)
         if self.hint:
             click.echo(click.style("hint: ", fg="cyan") + self.hint, file=file, err=True)
+
+
+class Refusal(Failure):
+    """The broker or the log said no."""
+
+    exit_code = 1
 
 
 def failure_of(error: TidegateError | OSError) -> Failure:
@@ -32,7 +38,7 @@ def failure_of(error: TidegateError | OSError) -> Failure:
     if isinstance(error, FolderLocked):
         return Failure(str(error), "stop the other broker, or choose another folder with --data")
     if isinstance(error, TidegateError):
-        return Failure(str(error), exit_code=REFUSED)
+        return Refusal(str(error))
     reason = error.strerror or str(error)
     return Failure(f"{error.filename}: {reason}" if error.filename else reason)
 
@@ -40,9 +46,13 @@ def failure_of(error: TidegateError | OSError) -> Failure:
 def listen_failure(error: OSError, host: str, port: int) -> Failure | None:
     """Why a listener could not be opened, and the flag that changes it; None if it was something else."""
     if error.errno == errno.EADDRINUSE:
-        return Failure(f"port {port} on {host} is in use", "choose another with --port, or stop what listens there")
+        return Failure(
+            f"port {port} on {host} is in use", "choose another with --port, or stop what listens there"
+        )
     if error.errno == errno.EADDRNOTAVAIL:
-        return Failure(f"{host} is not an address of this machine", "choose one with --host, e.g. --host 0.0.0.0")
+        return Failure(
+            f"{host} is not an address of this machine", "choose one with --host, e.g. --host 0.0.0.0"
+        )
     if error.errno in (errno.EACCES, errno.EPERM) and 0 < port < 1024 and not error.filename:
         return Failure(f"port {port} needs privileges", "choose one above 1023 with --port")
     return None

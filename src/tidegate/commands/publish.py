@@ -14,7 +14,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from .failure import REFUSED, Failure
+from .failure import Failure, Refusal
 from .mqtt import Connection, Peer, connection_options, reason_text
 
 # How many messages may be on their way at once, however many the broker would allow.
@@ -32,12 +32,16 @@ _PROPERTIES = {
 @connection_options
 @click.option("-t", "--topic", required=True, help="Topic to publish to.")
 @click.option("-m", "--message", help="The payload, as text.")
-@click.option("-f", "--file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Payload file.")
+@click.option(
+    "-f", "--file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Payload file."
+)
 @click.option("--stdin-lines", is_flag=True, help="One message per line of standard input.")
 @click.option("-q", "--qos", type=click.IntRange(0, 2), default=0, show_default=True)
 @click.option("-r", "--retain", is_flag=True, help="Keep it as the topic's retained message.")
 @click.option("--property", "named", multiple=True, metavar="NAME=VALUE", help=", ".join(_PROPERTIES) + ".")
-@click.option("--user-property", "user_pairs", multiple=True, metavar="NAME=VALUE", help="May be given more than once.")
+@click.option(
+    "--user-property", "user_pairs", multiple=True, metavar="NAME=VALUE", help="May be given more than once."
+)
 @click.option("--expiry", type=click.IntRange(0), metavar="SECONDS", help="The message expires after this.")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Send it N times.")
 @click.option("--repeat", type=click.FloatRange(0), metavar="SECONDS", help="Send it again after each pause.")
@@ -57,8 +61,8 @@ def pub(
 ) -> None:
     """Publish messages, and wait until the broker has them.
 
-    With QoS 1 and 2 the command ends when the broker has acknowledged every message; a refusal is shown and
-    makes the exit code 1. An empty message with -r deletes the retained one.
+    With QoS 1 and 2 the command ends when the broker has acknowledged every message; a refusal is shown
+    and makes the exit code 1. An empty message with -r deletes the retained one.
 
     \b
     Examples:
@@ -116,7 +120,7 @@ class _Publication:
         connection.close()
         if self._refused:
             words = "; ".join(f"{reason}: {times}" for reason, times in self._refused.items())
-            raise Failure(f"the broker refused messages: {words}", exit_code=REFUSED)
+            raise Refusal(f"the broker refused messages: {words}")
 
     def _publish(self, topic: str, payload: bytes, retain: bool, properties: Properties | None) -> None:
         try:
@@ -134,7 +138,9 @@ class _Publication:
         while (left := until - time.monotonic()) > 0:
             self.connection.turn(min(left, 0.5))
 
-    def _on_publish(self, _c: Any, _u: Any, mid: int, code: ReasonCode, properties: Properties | None) -> None:
+    def _on_publish(
+        self, _c: Any, _u: Any, mid: int, code: ReasonCode, properties: Properties | None
+    ) -> None:
         if mid in self._unfinished:
             self._unfinished.discard(mid)
         else:
@@ -151,7 +157,7 @@ def _properties(
         return None
     if not peer.is_v5:
         raise click.UsageError("--property, --user-property and --expiry need --protocol 5.")
-    properties = Properties(PacketTypes.PUBLISH)
+    properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
     for given in named:
         name, value = _pair(given)
         if name not in _PROPERTIES:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from .text import safe
+
+FIELDS = ("client_id", "connected", "persistent", "subscriptions", "position", "expires")
 
 data_folder = click.option(
     "--data",
@@ -34,13 +35,15 @@ def sessions(data: Path, as_json: bool) -> None:
     facts = inspect.sessions(data)
     if as_json:
         for each in facts:
-            click.echo(json.dumps(asdict(each), ensure_ascii=False))
+            click.echo(json.dumps({name: getattr(each, name) for name in FIELDS}))
         return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("client id", "connected", "persistent", "subscriptions", "position", "expires", header_style="bold")
+    table = Table(
+        "client id", "connected", "persistent", "subscriptions", "position", "expires", header_style="bold"
+    )
     for each in facts:
         table.add_row(
             Text(safe(each.client_id)),

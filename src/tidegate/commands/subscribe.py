@@ -14,22 +14,32 @@ from paho.mqtt.client import MQTTMessage
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from .failure import REFUSED, UNUSABLE, Failure
+from .failure import Failure, Refusal
 from .mqtt import Connection, Peer, connection_options, reason_text
-from .text import moment_ms, payload_text, safe, utc
+from .text import parse_place, payload_text, safe, utc
 
 TIMED_OUT = 3
 
 
 @click.command("sub")
 @connection_options
-@click.option("-t", "--topic", "filters", required=True, multiple=True, help="Filter; may be given more than once.")
+@click.option(
+    "-t", "--topic", "filters", required=True, multiple=True, help="Filter; may be given more than once."
+)
 @click.option("-q", "--qos", type=click.IntRange(0, 2), default=0, show_default=True)
-@click.option("--from", "origin", metavar="PLACE", help="Go back: earliest, a position, a time, or a span like -15m.")
+@click.option(
+    "--from", "origin", metavar="PLACE", help="Go back: earliest, a position, a time, or a span like -15m."
+)
 @click.option("--count", type=click.IntRange(1), metavar="N", help="End after N messages.")
-@click.option("--timeout", type=click.FloatRange(0), metavar="SECONDS", help=f"End after this; exit code {TIMED_OUT}.")
-@click.option("-v", "--verbose", is_flag=True, help="Show topics, and the time and position of replayed messages.")
-@click.option("--format", "shape", metavar="FORMAT", help="text, json, or a template such as '%t %p' (see below).")
+@click.option(
+    "--timeout", type=click.FloatRange(0), metavar="SECONDS", help=f"End after this; exit code {TIMED_OUT}."
+)
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Show topics, and the time and position of replayed messages."
+)
+@click.option(
+    "--format", "shape", metavar="FORMAT", help="text, json, or a template such as '%t %p' (see below)."
+)
 @click.option("--raw", is_flag=True, help="Write the payloads' bytes and nothing else.")
 @click.option("--keep-session", is_flag=True, help="Keep the session when this ends; needs -i.")
 def sub(
@@ -46,8 +56,8 @@ def sub(
 ) -> None:
     """Subscribe and show messages, one per line, as they come.
 
-    Payloads that are not UTF-8 are shown as hexadecimal digits, and control characters escaped; --raw writes
-    the bytes as they are.
+    Payloads that are not UTF-8 are shown as hexadecimal digits, and control characters escaped; --raw
+    writes the bytes as they are.
 
     \b
     Templates:  %t topic    %p payload   %x payload in hexadecimal   %l its length
@@ -63,13 +73,17 @@ def sub(
     """
     peer = Peer(**given)
     if keep_session and not peer.client_id:
-        raise click.UsageError("--keep-session needs a client id to find the session again: give one with -i.")
+        raise click.UsageError(
+            "--keep-session needs a client id to find the session again: give one with -i."
+        )
     if raw and (shape or verbose):
         raise click.UsageError("--raw writes payloads only; leave out -v and --format.")
     if origin is not None:
         place = replay_place(origin)
         filters = tuple(f"$replay/{place}/{each}" for each in filters)
-    subscription = _Subscription(Connection(peer, keep_session=keep_session), count, _writer(shape, verbose, raw))
+    subscription = _Subscription(
+        Connection(peer, keep_session=keep_session), count, _writer(shape, verbose, raw)
+    )
     try:
         ended = subscription.run(filters, qos, timeout)
     except KeyboardInterrupt:
@@ -77,24 +91,22 @@ def sub(
         return
     except BrokenPipeError:
         # The reader of our output (head, grep -q …) has seen enough. Keep the interpreter's last flush quiet.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return
     if not ended:
         sys.exit(TIMED_OUT)
 
 
 def replay_place(origin: str) -> str:
-    """The `<from>` of `$replay/<from>/<filter>`: earliest, a position, or a time in UTC."""
-    if origin == "earliest" or origin.isascii() and origin.isdigit():
-        return origin
-    try:
-        return utc(moment_ms(origin, time.time_ns() // 1_000_000))
-    except ValueError as error:
-        raise Failure(str(error), exit_code=UNUSABLE) from error
+    """The `<from>` of `$replay/<from>/<filter>`. Times go in UTC: the `+` of an offset is a wildcard."""
+    start = parse_place(origin, time.time_ns() // 1_000_000)
+    return utc(start.value) if start.kind == "time" else origin
 
 
 class _Subscription:
-    def __init__(self, connection: Connection, count: int | None, write: Callable[[MQTTMessage], None]) -> None:
+    def __init__(
+        self, connection: Connection, count: int | None, write: Callable[[MQTTMessage], None]
+    ) -> None:
         self.connection = connection
         self._left = count
         self._write = write
@@ -132,7 +144,7 @@ class _Subscription:
         self._granted = None
         if refused:
             self.connection.close()
-            raise Failure("the broker refused the subscription to " + "; ".join(refused), exit_code=REFUSED)
+            raise Refusal("the broker refused the subscription to " + "; ".join(refused))
 
     def _on_message(self, client: Any, _u: Any, message: MQTTMessage) -> None:
         if self._left == 0:

@@ -1,22 +1,25 @@
-"""Payloads, topics and times as text that is safe on a terminal and stays on one line."""
+"""Payloads, topics, times and places in the log, as safe text of one line."""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+
+from tidegate.errors import PeerError
+from tidegate.router.filters import Start, parse_start
+
+from .failure import Failure
 
 # C0 and C1 controls (escape sequences among them), line separators, and marks that reorder text.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_AGO = re.compile(r"-(\d+)([smhd])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def safe(text: str) -> str:
     return _UNSAFE.sub(lambda m: _SHORT.get(m[0]) or f"\\u{ord(m[0]):04x}", text)
 
 
-def payload_text(payload: bytes) -> str:
+def payload_text(payload: bytes | bytearray) -> str:
     """UTF-8 with control characters escaped; anything else as hexadecimal digits."""
     try:
         return safe(payload.decode("utf-8"))
@@ -30,14 +33,9 @@ def utc(time_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def moment_ms(text: str, now_ms: int) -> int:
-    """A time that a person wrote: "-15m" before now, or ISO 8601 (local time unless it says otherwise)."""
-    if match := _AGO.fullmatch(text):
-        return now_ms - int(timedelta(**{_UNITS[match[2]]: int(match[1])}).total_seconds() * 1000)
+def parse_place(text: str, now_ms: int) -> Start:
+    """A place in the log, in the words that `$replay/<from>/…` understands."""
     try:
-        return int(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1000)
-    except ValueError:
-        raise ValueError(
-            f'"{text}" is not a place in the log; give earliest, a position, a time like '
-            "2026-03-01T12:00 or 2026-03-01T12:00:00Z, or a span like -15m"
-        ) from None
+        return parse_start(text.encode(), now_ms)
+    except PeerError as error:
+        raise Failure(str(error)) from error

@@ -52,11 +52,12 @@ class Target:
 
 
 class Route:
-    __slots__ = ("targets", "topic")
+    __slots__ = ("matched", "targets", "topic")
 
-    def __init__(self, topic: bytes, targets: list[Target]) -> None:
+    def __init__(self, topic: bytes, targets: list[Target], matched: bool) -> None:
         self.topic = topic
         self.targets = targets
+        self.matched = matched  # whether anybody subscribed, connected or not
 
 
 class RouteTable:
@@ -73,7 +74,8 @@ class RouteTable:
         if topic.count(b"/") >= self._levels_max:
             raise Refused(f"topic has more than {self._levels_max} levels", reason=0x90)
         by_reader: dict[Reader, list[Subscription]] = {}
-        for subscription in self.index.match(topic):
+        found = self.index.match(topic)
+        for subscription in found:
             session = subscription.session
             if session.link is not None:
                 by_reader.setdefault(subscription.reader or session.reader, []).append(subscription)
@@ -83,7 +85,7 @@ class RouteTable:
         ]
         if len(self.routes) >= ROUTES_MAX:
             self.routes.clear()
-        route = self.routes[topic] = Route(topic, targets)
+        route = self.routes[topic] = Route(topic, targets, bool(found))
         return route
 
     def subscribe(self, subscription: Subscription) -> None:

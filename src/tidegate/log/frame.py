@@ -47,7 +47,7 @@ import secrets
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import accumulate, chain, pairwise, repeat
 from mmap import mmap
@@ -407,3 +407,13 @@ def decode_changes(buf: Buffer, offset: int = 0) -> list[bytes]:
         records.append(buf[at + 4 : at + 4 + size])
         at += 4 + size
     return records
+
+
+def frame_entries(frames: bytes) -> Iterator[tuple[int, int, int, list[bytes] | None]]:
+    """What an index needs to know of each of `frames`: (offset, base, count, topics), topics None for
+    a CHANGES frame."""
+    offset = 0
+    while (header := parse_header(frames, offset)) is not None:
+        topics = frame_topics(frames, offset) if header.kind == MESSAGES else None
+        yield offset, header.base, header.count, topics
+        offset += header.length

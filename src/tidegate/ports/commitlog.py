@@ -8,25 +8,22 @@ does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from tidegate.log.index import Wanted
+from tidegate.log.reading import Read
 from tidegate.log.run import Run
-
-
-class Read(NamedTuple):
-    """What was found from the position asked for up to `next_position`; `damaged` messages could not be read."""
-
-    runs: list[Run]
-    next_position: int
-    damaged: int
+from tidegate.log.segment import SegmentFacts
 
 
 class Snapshot(Protocol):
     """A compacted copy of the state that is being written while the broker goes on."""
 
     def add(self, records: Sequence[bytes]) -> None: ...
-    def commit(self, done: Callable[[], None]) -> None: ...
+
+    def commit(self, done: Callable[[bool], None]) -> None:
+        """Make it the one to start from; `done` is told whether that worked, on the loop's thread."""
+
     def abort(self) -> None: ...
 
 
@@ -64,3 +61,18 @@ class CommitLog(Protocol):
 
     def snapshot(self) -> Snapshot:
         """Begin a snapshot: changes appended from now on will be replayed on top of it."""
+
+    def snapshot_floor(self) -> int:
+        """Messages before it are not needed to rebuild the state."""
+
+    def segments(self) -> list[SegmentFacts]:
+        """What is held, oldest first; only whole segments can be dropped."""
+
+    def topics(self, segment: SegmentFacts) -> Iterator[bytes]:
+        """The topics that have messages in a segment."""
+
+    def drop(self, segments: Sequence[SegmentFacts]) -> None:
+        """Let go of the oldest segments."""
+
+    def close(self) -> None:
+        """Make everything safe and note that the stop was clean."""

@@ -28,7 +28,7 @@ from typing import Final
 from tidegate.router.filters import has_wildcard
 from tidegate.router.topic_order import AFTER_SEPARATOR, SEPARATOR, TopicOrder, key_of
 
-# What a message costs besides its bytes: objects, dictionary and list slots, heap entry. See bench/index.py.
+# What a message costs besides its bytes: objects, dictionary and list slots, heap entry. A test measures it.
 MESSAGE_OVERHEAD_BYTES: Final = 512
 
 # The heap is rebuilt when it holds more stale entries than live ones and these.

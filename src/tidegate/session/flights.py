@@ -89,24 +89,21 @@ class Flights:
 
     def isolate(self, flight: Flight, pid: int) -> Flight:
         """Split the flight so that `pid` stands alone; returns its own flight."""
-        if flight.count == 1:
-            return flight
-        index = self.queue.index(flight)
         offset = pid - flight.pid
-        pieces = []
         if offset:
-            pieces.append(Flight(flight.pid, offset, flight.base, flight.qos, flight.reader, flight.state))
-        alone = Flight(pid, 1, flight.base + offset, flight.qos, flight.reader, flight.state)
-        pieces.append(alone)
-        rest = flight.count - offset - 1
-        if rest:
-            pieces.append(
-                Flight(pid + 1, rest, flight.base + offset + 1, flight.qos, flight.reader, flight.state)
-            )
-        del self.queue[index]
-        for piece in reversed(pieces):
-            self.queue.insert(index, piece)
-        return alone
+            flight = self.split(flight, offset)
+        if flight.count > 1:
+            self.split(flight, 1)
+        return flight
+
+    def split(self, flight: Flight, count: int) -> Flight:
+        """Leave `count` messages in the flight and put the others into one of their own: that one."""
+        rest = Flight(
+            flight.pid + count, flight.count - count, flight.base + count, flight.qos, flight.reader, flight.state
+        )
+        flight.count = count
+        self.queue.insert(self.queue.index(flight) + 1, rest)
+        return rest
 
     def finish(self, flight: Flight) -> None:
         """Mark a single-message flight DONE, and let go of what is finished at the front."""

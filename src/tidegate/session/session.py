@@ -55,6 +55,7 @@ class Reader:
         "skip",
         "subscription",
         "targets",
+        "wanted",
     )
 
     def __init__(self, number: int, session: Session | None, cursor: int) -> None:
@@ -73,6 +74,7 @@ class Reader:
         self.skip: set[int] | None = None  # positions that must not be sent again (QoS 2 before a crash)
         self.subscription: Subscription | None = None  # for a $replay reader: the one it serves
         self.targets: dict[bytes, Any] | None = None  # topic → how to deliver it, while catching up
+        self.wanted: Any = None  # its filters as the log's index takes them, while it reads from disk
         self.key: tuple[bytes, bytes] | None = None  # for a shared group: (group, filter)
 
     def __repr__(self) -> str:
@@ -163,5 +165,5 @@ class Session:
         if not self.inbound:
             self.inbound = None
         reader = self.reader
-        reader.targets = reader.held = reader.resend = None
+        reader.targets = reader.wanted = reader.held = reader.resend = None
         reader.held_bytes = 0

@@ -27,10 +27,11 @@ MQTT_3_1_1 = 4
 MQTT_5 = 5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Properties:
     """Every property of MQTT 5 (section 2.2.2.2). None, or () for the two that repeat, means absent.
 
+    The repr shows those that are present; authentication data, a secret, only as being there.
     One-byte flags are `bool`; `payload_format` and `maximum_qos` are numbers that happen to be 0 or 1.
     """
 
@@ -44,7 +45,7 @@ class Properties:
     assigned_client_id: bytes | None = None
     server_keep_alive: int | None = None
     auth_method: bytes | None = None
-    auth_data: bytes | None = field(default=None, repr=False)
+    auth_data: bytes | None = None
     request_problem_info: bool | None = None
     will_delay: int | None = None
     request_response_info: bool | None = None
@@ -61,6 +62,14 @@ class Properties:
     wildcard_available: bool | None = None
     subscription_ids_available: bool | None = None
     shared_available: bool | None = None
+
+    def __repr__(self) -> str:
+        shown = []
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is not None and value != ():
+                shown.append(f"{name}=…" if name == "auth_data" else f"{name}={value!r}")
+        return f"Properties({', '.join(shown)})"
 
 
 NO_PROPERTIES = Properties()

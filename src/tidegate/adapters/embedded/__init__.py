@@ -1,1 +1,1 @@
-""""""
+"""The commit log on this machine's disk, or in its memory."""

@@ -1,0 +1,245 @@
+"""What the broker does now and then, in small steps: positions to the log, snapshots of the state, retention.
+
+Each call does a bounded piece of work; the server calls `often` ten times a second and `each_second` once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tidegate.broker.publish import retained_record
+from tidegate.broker.subscribe import record_of
+from tidegate.errors import StorageError
+from tidegate.limits import SNAPSHOT_CHANGES_BYTES, SNAPSHOT_STEP
+from tidegate.log.retention import plan
+from tidegate.log.segment import SegmentFacts
+from tidegate.ports.commitlog import Snapshot
+from tidegate.session import changes
+from tidegate.session.flights import State
+from tidegate.session.session import Reader, Session
+
+if TYPE_CHECKING:
+    from tidegate.broker.core import Broker
+
+RETENTION_INTERVAL_S = 5
+SNAPSHOT_PAUSE_S = 30  # between two snapshots
+TOPICS_PER_STEP = 200
+
+
+class Housekeeping:
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self._snapshot: Snapshot | None = None
+        self._state: Iterator[list[bytes]] | None = None
+        self._snapshot_at = broker.log.end
+        self._snapshot_s = broker.now_s
+        self._retention_s = broker.now_s
+        self._trimming: Iterator[None] | None = None
+
+    def often(self) -> None:
+        self.write_positions()
+        if self._state is not None:
+            self._continue_snapshot()
+        if self._trimming is not None:
+            next(self._trimming, None)
+
+    def each_second(self) -> None:
+        broker = self.broker
+        broker.deadlines.run(broker.now_s)
+        if broker.retained.due(broker.now_ms):
+            for message in broker.retained.expire(broker.now_ms):
+                broker.change(changes.unretained(message.topic))
+        if not broker.storing:
+            broker.request_tick()  # try again whether there is room now
+        if broker.now_s - self._retention_s >= RETENTION_INTERVAL_S and self._trimming is None:
+            self._retention_s = broker.now_s
+            self._trimming = self._trim()
+        if broker.changes_bytes > SNAPSHOT_CHANGES_BYTES:
+            self.start_snapshot()
+
+    # ── positions ──
+
+    def write_positions(self) -> None:
+        """Positions that moved since the last time. What a crash loses of this is sent again, never skipped."""
+        broker = self.broker
+        if not broker.moved:
+            return
+        position = broker.dispatcher.position
+        pairs = []
+        for reader in broker.moved:
+            if reader.session is not None and not reader.session.persistent:
+                continue
+            now_at = position(reader)
+            if now_at != reader.floor:
+                reader.floor = now_at
+                pairs.append((reader.number, now_at))
+        broker.moved.clear()
+        if pairs:
+            broker.change(changes.positions(pairs))
+
+    # ── snapshots ──
+
+    def start_snapshot(self) -> None:
+        broker = self.broker
+        if self._state is not None or self._snapshot is not None or broker.now_s - self._snapshot_s < SNAPSHOT_PAUSE_S:
+            return
+        self._snapshot_s = broker.now_s
+        broker.flush()
+        try:
+            self._snapshot = broker.log.snapshot()
+        except StorageError as error:
+            broker.report("snapshot.failed", {"error": str(error)})
+            return
+        broker.changes_bytes = 0
+        self._state = state_records(broker)
+
+    def _continue_snapshot(self) -> None:
+        assert self._snapshot is not None and self._state is not None
+        try:
+            records = next(self._state, None)
+            if records is not None:
+                self._snapshot.add(records)
+                return
+        except StorageError as error:
+            self._snapshot.abort()
+            self._snapshot = self._state = None
+            self.broker.report("snapshot.failed", {"error": str(error)})
+            return
+        self._state = None
+        self._snapshot.commit(self._snapshot_done)
+
+    def _snapshot_done(self, worked: bool) -> None:
+        self._snapshot = None
+        if not worked:
+            self.broker.report("snapshot.failed", {})
+
+    # ── retention ──
+
+    def _trim(self) -> Iterator[None]:
+        """Let go of segments that are due and that nobody needs; above the hard limit, also of needed ones."""
+        broker = self.broker
+        limits = broker.config.log
+        dropped: list[SegmentFacts] = []
+        segments = broker.log.segments()
+        total = sum(segment.bytes for segment in segments)
+        due = plan(
+            segments,
+            broker.now_ms,
+            retention_bytes=limits.retention_bytes,
+            retention_ms=limits.retention_s * 1000,
+            hard_bytes=limits.hard_bytes,
+        ).drop
+        for segment in due:
+            if segment.end > broker.log.snapshot_floor():
+                self.start_snapshot()  # the state in it must be elsewhere first
+                break
+            needed = False
+            for index, topic in enumerate(broker.log.topics(segment)):
+                if self._somebody_needs(topic, segment):
+                    needed = True
+                    break
+                if index % TOPICS_PER_STEP == TOPICS_PER_STEP - 1:
+                    yield
+            if needed and total <= limits.hard_bytes:
+                break
+            if needed:
+                broker.counters.dropped["needed, but the log was full"] += 1
+                broker.report("log.promise_broken", {"first": segment.base, "last": segment.end - 1})
+            else:
+                self._pass_by(segment)
+            dropped.append(segment)
+            total -= segment.bytes
+            yield
+        if dropped:
+            broker.log.drop(dropped)
+            broker.report("log.trimmed", {"segments": len(dropped), "floor": dropped[-1].end})
+        self._trimming = None
+
+    def _somebody_needs(self, topic: bytes, segment: SegmentFacts) -> bool:
+        broker = self.broker
+        for subscription in broker.table.index.match(topic):
+            if not subscription.qos or not subscription.session.persistent:
+                continue
+            reader = subscription.reader or subscription.session.reader
+            if broker.dispatcher.position(reader) < segment.end and subscription.since < segment.end:
+                return True
+        return False
+
+    def _pass_by(self, segment: SegmentFacts) -> None:
+        """Nothing in the segment is for anyone who has not read it: their positions move behind it."""
+        broker = self.broker
+        for session in broker.sessions.values():
+            reader = session.reader
+            if not reader.live and session.link is None and reader.cursor < segment.end:
+                reader.cursor = segment.end
+                broker.moved.add(reader)
+            elif reader.live and session.persistent:
+                broker.moved.add(reader)
+
+
+def state_records(broker: Broker) -> Iterator[list[bytes]]:
+    """The whole state as records, some hundred at a time."""
+    sessions = list(broker.sessions.values())
+    for start in range(0, len(sessions), SNAPSHOT_STEP):
+        records: list[bytes] = []
+        for session in sessions[start : start + SNAPSHOT_STEP]:
+            if broker.sessions.get(session.client_id) is session:
+                records += _session_records(broker, session)
+        if records:
+            yield records
+    for group in list(broker.groups.values()):
+        assert group.key is not None
+        yield [
+            changes.group(group.number, *group.key),
+            changes.positions([(group.number, broker.dispatcher.position(group))]),
+        ]
+    scan = broker.retained.scan(b"#")
+    while not scan.done:
+        messages = scan.take(broker.now_ms, SNAPSHOT_STEP, SNAPSHOT_STEP)
+        if messages:
+            yield [retained_record(message) for message in messages]
+
+
+def _session_records(broker: Broker, session: Session) -> list[bytes]:
+    dispatcher = broker.dispatcher
+    position = dispatcher.position(session.reader)
+    records = [
+        changes.session(
+            session.number,
+            session.link is not None,
+            session.link.version if session.link is not None else 0,
+            session.expiry_s,
+            session.away_since_ms,
+            position,
+            session.client_id,
+            session.tenant,
+            session.will,
+        )
+    ]
+    own: list[tuple[int, int]] = []
+    for subscription in session.subscriptions.values():
+        records.append(record_of(subscription))
+        reader = subscription.reader
+        if reader is not None and reader.session is session:
+            own.append((reader.number, dispatcher.position(reader)))
+    if own:
+        records.append(changes.positions(own))
+    records += [changes.inbound(session.number, pid) for pid in session.inbound or ()]
+    if session.flights is not None:
+        for flight in session.flights.queue:
+            if flight.qos == 2 or not flight.reader.number:
+                records.append(_flight_record(broker, session, flight.reader, flight.pid, flight.qos, flight.state, flight.base))
+    for skipped in session.reader.skip or ():
+        if session.flights is None or not any(f.base == skipped for f in session.flights.queue):
+            records.append(
+                _flight_record(broker, session, session.reader, 0, 2, State.DONE, skipped)
+            )
+    return records
+
+
+def _flight_record(
+    broker: Broker, session: Session, reader: Reader, pid: int, qos: int, state: State, position: int
+) -> bytes:
+    floor = broker.dispatcher.position(reader) if reader.number else 0
+    return changes.flight(session.number, reader.number, pid, qos, state, position, floor)

@@ -1,0 +1,41 @@
+"""What the broker has to say to a client beside the protocol: messages on `$SYS/clients/<client id>/notice`.
+
+They are not stored: who is connected and subscribed gets them, and the counters tell the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tidegate.delivery.group import Group
+from tidegate.log.run import Run
+from tidegate.session.session import Reader
+
+if TYPE_CHECKING:
+    from tidegate.broker.core import Broker
+
+
+def overrun(broker: Broker, reader: Reader, first: int, left: int) -> None:
+    """Messages between two positions are gone before the reader got to them."""
+    sessions = [m.session for m in reader.members] if isinstance(reader, Group) else [reader.session]
+    for session in sessions:
+        assert session is not None
+        broker.report("reader.overrun", {"client": session.client_id, "first": first, "left": left})
+        tell(broker, session.client_id, {"event": "overrun", "lost_from": first, "lost_before": left})
+
+
+def tell(broker: Broker, client_id: bytes, what: dict[str, object]) -> None:
+    broker.counters.notices += 1
+    publish_unstored(broker, b"$SYS/clients/" + client_id + b"/notice", json.dumps(what).encode())
+
+
+def publish_unstored(broker: Broker, topic: bytes, payload: bytes) -> None:
+    """A QoS 0 message of the broker's own to whoever is there."""
+    route = broker.table.routes.get(topic) or broker.table.resolve(topic)
+    if not route.targets:
+        return
+    run = Run(topic, b"", broker.tenant, 0, [payload])
+    run.route = route
+    broker.dispatcher.deliver_unstored([run])
+    broker.request_tick()

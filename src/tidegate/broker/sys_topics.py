@@ -1,0 +1,129 @@
+"""`$SYS/broker/…` in the tree that mosquitto uses, so that existing exporters and dashboards work.
+
+Values are retained in memory for new subscribers and sent to present ones; they are never stored.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidegate import __version__
+from tidegate.broker.notices import publish_unstored
+from tidegate.router import Retained
+
+if TYPE_CHECKING:
+    from tidegate.broker.core import Broker
+
+PREFIX = b"$SYS/broker/"
+AVERAGES = ((1, b"1min"), (5, b"5min"), (15, b"15min"))
+RATES = (
+    (b"messages/received", "messages_received"),
+    (b"messages/sent", "messages_sent_total"),
+    (b"publish/received", "publishes_received"),
+    (b"publish/sent", "publishes_sent"),
+    (b"bytes/received", "bytes_received"),
+    (b"bytes/sent", "bytes_sent"),
+    (b"sockets", "connects"),
+    (b"connections", "connects"),
+    (b"publish/dropped", "dropped_total"),
+)
+
+
+class SysTopics:
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self._last_s = broker.now_s
+        self._last: dict[str, float] = {}
+        self._rates: dict[tuple[str, int], float] = {}
+        self._shown: dict[bytes, bytes] = {}
+        if broker.config.sys.interval_s:
+            self.update()
+
+    def each_second(self, now_s: float) -> None:
+        interval_s = self.broker.config.sys.interval_s
+        if interval_s and now_s - self._last_s >= interval_s:
+            self.update()
+
+    def update(self) -> None:
+        broker = self.broker
+        values = self.values()
+        self._last_s = broker.now_s
+        for topic, payload in values.items():
+            if self._shown.get(topic) == payload:
+                continue
+            self._shown[topic] = payload
+            broker.retained.put(Retained(topic, payload, 0, b"", None, broker.now_ms, 0, b""))
+            publish_unstored(broker, topic, payload)
+
+    def values(self) -> dict[bytes, bytes]:
+        broker = self.broker
+        counters = broker.counters
+        connected = len(broker.links)
+        persistent_away = sum(1 for s in broker.sessions.values() if s.link is None)
+        segments = broker.log.segments()
+        totals: dict[str, float] = {
+            "messages_received": counters.messages_received,
+            "messages_sent_total": counters.messages_sent + counters.publishes_sent,
+            "publishes_received": counters.publishes_received,
+            "publishes_sent": counters.publishes_sent,
+            "bytes_received": counters.bytes_received,
+            "bytes_sent": counters.bytes_sent,
+            "connects": counters.connects,
+            "dropped_total": sum(counters.dropped.values()),
+        }
+        found: dict[bytes, bytes] = {
+            b"version": b"tidegate version " + __version__.encode(),
+            b"uptime": b"%d seconds" % (broker.now_s - broker.started_s),
+            b"clients/total": b"%d" % len(broker.sessions),
+            b"clients/connected": b"%d" % connected,
+            b"clients/active": b"%d" % connected,
+            b"clients/disconnected": b"%d" % persistent_away,
+            b"clients/inactive": b"%d" % persistent_away,
+            b"clients/maximum": b"%d" % counters.clients_max,
+            b"clients/expired": b"%d" % counters.clients_expired,
+            b"subscriptions/count": b"%d" % len(broker.table.index),
+            b"shared_subscriptions/count": b"%d" % sum(len(g.members) for g in broker.groups.values()),
+            b"retained messages/count": b"%d" % len(broker.retained),
+            b"messages/stored": b"%d" % (broker.log.end - broker.log.floor),
+            b"store/messages/count": b"%d" % (broker.log.end - broker.log.floor),
+            b"store/messages/bytes": b"%d" % sum(segment.bytes for segment in segments),
+            b"messages/received": b"%d" % totals["messages_received"],
+            b"messages/sent": b"%d" % totals["messages_sent_total"],
+            b"publish/messages/received": b"%d" % counters.publishes_received,
+            b"publish/messages/sent": b"%d" % counters.publishes_sent,
+            b"publish/messages/dropped": b"%d" % totals["dropped_total"],
+            b"publish/bytes/received": b"%d" % counters.publish_bytes_received,
+            b"publish/bytes/sent": b"%d" % counters.bytes_sent,
+            b"bytes/received": b"%d" % counters.bytes_received,
+            b"bytes/sent": b"%d" % counters.bytes_sent,
+            b"log/floor": b"%d" % broker.log.floor,
+            b"log/end": b"%d" % broker.log.end,
+            b"log/segments": b"%d" % len(segments),
+        }
+        for reason, count in counters.dropped.items():
+            found[b"dropped/" + _level(reason)] = b"%d" % count
+        for reason, count in counters.refused.items():
+            found[b"refused/" + _level(reason)] = b"%d" % count
+        found.update(self._averages(totals))
+        return {PREFIX + name: value for name, value in found.items()}
+
+    def _averages(self, totals: dict[str, float]) -> dict[bytes, bytes]:
+        """Per-minute rates over 1, 5 and 15 minutes, as exponential averages."""
+        elapsed_s = max(self.broker.now_s - self._last_s, 0.001)
+        for counter, total in totals.items():
+            per_minute = (total - self._last.get(counter, 0)) * 60 / elapsed_s
+            self._last[counter] = total
+            for minutes, _ in AVERAGES:
+                weight = min(1.0, elapsed_s / (60 * minutes))
+                before = self._rates.get((counter, minutes), 0.0)
+                self._rates[counter, minutes] = before + (per_minute - before) * weight
+        return {
+            b"load/" + name + b"/" + label: b"%.2f" % self._rates[counter, minutes]
+            for name, counter in RATES
+            for minutes, label in AVERAGES
+        }
+
+
+def _level(text: str) -> bytes:
+    """A reason as a topic level."""
+    return text.replace("/", "-").replace("+", "-").replace("#", "-").encode()

@@ -1,0 +1,333 @@
+"""Readers that are behind: each turn takes a bounded step through the log, from memory or from disk.
+
+A turn first sends again what was in flight when the connection broke (same packet ids, DUP set), for groups what
+came back from members, and then goes on from the cursor. Whoever reaches the end is live again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate.delivery.dispatcher import Dispatcher
+from tidegate.delivery.encode import blob, encode_one, property_block
+from tidegate.delivery.group import Group
+from tidegate.delivery.routes import Target
+from tidegate.limits import (
+    CATCH_UP_BYTES,
+    CATCH_UP_HELD_BYTES_MAX,
+    CATCH_UP_RUNS,
+    READER_TARGETS_MAX,
+    SEND_BYTES_MAX,
+)
+from tidegate.log.index import Wanted
+from tidegate.log.reading import Read
+from tidegate.log.run import QOS_MASK, RETAIN, Run
+from tidegate.router import has_wildcard, literal_prefix, matches
+from tidegate.session.flights import PIDS, Flight, State
+from tidegate.session.link import Link
+from tidegate.session.session import Reader, Session, Subscription
+
+# Up to this many filters a reader matches topics one by one; above, it asks the index of all subscriptions.
+NAIVE_FILTERS_MAX = 32
+
+
+class CatchUp:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        on_overrun: Callable[[Reader, int, int], None],
+        retained_at: Callable[[int], Run | None],
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.on_overrun = on_overrun  # (reader, first position lost, first position left)
+        self.retained_at = retained_at
+        self.held_bytes = 0
+
+    def turn(self) -> None:
+        """One step for each reader that waits for one."""
+        behind = self.dispatcher.behind
+        for _ in range(len(behind)):
+            reader = behind.popleft()
+            reader.queued = False
+            if not reader.live and not reader.blocked and not reader.reading and self.dispatcher.attached(reader):
+                self._step(reader)
+
+    def release(self, reader: Reader) -> None:
+        """The reader is going away: give back what it holds."""
+        self.held_bytes -= reader.held_bytes
+        reader.held, reader.held_bytes = None, 0
+        reader.targets = reader.wanted = None
+
+    # ── one step ──
+
+    def _step(self, reader: Reader) -> None:
+        dispatcher = self.dispatcher
+        if reader.resend and not self._resend(reader):
+            return
+        if isinstance(reader, Group) and reader.redo and not self._redo(reader):
+            return
+        if reader.held is not None:
+            runs, reader.held = reader.held, None
+            self.held_bytes -= reader.held_bytes
+            reader.held_bytes = 0
+            self._through_held(reader, runs, reader.held_end)
+        elif reader.cursor >= dispatcher.log.end:
+            self._arrive(reader)
+        elif reader.cursor >= dispatcher.tail.floor:
+            self._through_tail(reader)
+        else:
+            self._read(reader)
+
+    def _arrive(self, reader: Reader) -> None:
+        reader.live = True
+        reader.targets = reader.wanted = None
+        reader.skip = None
+
+    def _through_tail(self, reader: Reader) -> None:
+        tail = self.dispatcher.tail
+        budget = CATCH_UP_RUNS
+        index = tail.batch_at(reader.cursor)
+        while index < len(tail.batches):
+            batch = tail.batches[index]
+            for run in batch:
+                if not self._offer(reader, run):
+                    return
+            last = batch[-1]
+            reader.cursor = max(reader.cursor, last.base + last.count)
+            budget -= len(batch)
+            if budget <= 0:
+                self.dispatcher.queue(reader)
+                return
+            index += 1
+        reader.cursor = self.dispatcher.log.end
+        self._arrive(reader)
+
+    def _offer(self, reader: Reader, run: Run) -> bool:
+        """Hand over what the reader wants of a run; False if it had to stop within."""
+        start = reader.cursor - run.base
+        if start >= run.count:
+            return True
+        start = max(start, 0)
+        target = self._target(reader, run)
+        if target is None:
+            return True
+        reached = self._deliver(reader, target, run, start)
+        if reached < run.count:
+            self.dispatcher.block(reader, run.base + reached)
+            return False
+        return True
+
+    def _deliver(self, reader: Reader, target: Target, run: Run, start: int) -> int:
+        dispatcher = self.dispatcher
+        qos = min(run.flags & QOS_MASK, target.qos)
+        fast = (
+            target.fast
+            and not run.flags & RETAIN
+            and run.expiries is None
+            and reader.skip is None
+            and reader.subscription is None
+            and (qos or run.base + start >= reader.session.live_from)  # type: ignore[union-attr]
+        )
+        if not fast:
+            return dispatcher.deliver_plainly(reader, target, run, start, True)
+        link: Link = target.link  # type: ignore[assignment]
+        if link.out_bytes > SEND_BYTES_MAX:
+            return start
+        if qos:
+            return dispatcher.send_run(reader, target, run, start, qos)
+        if start:
+            return dispatcher.deliver_plainly(reader, target, run, start, True)
+        dispatcher.send(link, blob(run, target.key0))
+        dispatcher.counters.publishes_sent += run.count
+        return run.count
+
+    # ── what a reader wants ──
+
+    def _target(self, reader: Reader, run: Run) -> Target | None:
+        session = reader.session
+        own = reader.subscription
+        if isinstance(reader, Group):
+            assert reader.key is not None
+            return Target(reader, None, reader.members) if matches(reader.key[1], run.topic) else None
+        assert session is not None
+        if own is not None:
+            return Target(reader, session.link, [own]) if matches(own.pattern, run.topic) else None
+        if run.base < session.since_max:
+            # Some filter is younger than this message: decide for this message alone (S2.16).
+            found = [s for s in self._matching(session, run.topic) if s.since <= run.base]
+            return Target(reader, session.link, found) if found else None
+        targets = reader.targets
+        if targets is None or len(targets) >= READER_TARGETS_MAX:
+            targets = reader.targets = {}
+        if run.topic in targets:
+            known: Target | None = targets[run.topic]
+            return known
+        found = self._matching(session, run.topic)
+        target = targets[run.topic] = Target(reader, session.link, found) if found else None
+        return target
+
+    def _matching(self, session: Session, topic: bytes) -> list[Subscription]:
+        if len(session.subscriptions) <= NAIVE_FILTERS_MAX:
+            return [s for s in session.subscriptions.values() if s.reader is None and matches(s.pattern, topic)]
+        return [s for s in self.dispatcher.table.index.match(topic) if s.session is session and s.reader is None]
+
+    def wanted(self, reader: Reader) -> Wanted:
+        """The reader's filters as the log's index takes them. Used on another thread: holds no live state."""
+        if isinstance(reader, Group):
+            assert reader.key is not None
+            patterns = [reader.key[1]]
+        elif reader.subscription is not None:
+            patterns = [reader.subscription.pattern]
+        else:
+            assert reader.session is not None
+            patterns = [s.pattern for s in reader.session.subscriptions.values() if s.reader is None]
+        exact = frozenset(p for p in patterns if not has_wildcard(p))
+        wild = [p for p in patterns if has_wildcard(p)]
+        return Wanted(
+            exact,
+            tuple(literal_prefix(p) for p in wild),
+            lambda topic: topic in exact or any(matches(p, topic) for p in wild),
+        )
+
+    # ── from disk ──
+
+    def _read(self, reader: Reader) -> None:
+        dispatcher = self.dispatcher
+        floor = dispatcher.log.floor
+        if reader.cursor < floor:
+            self.on_overrun(reader, reader.cursor, floor)
+            reader.cursor = floor
+            dispatcher.queue(reader)
+            return
+        reader.reading = True
+        asked = reader.cursor
+
+        def done(read: Read) -> None:
+            reader.reading = False
+            if not dispatcher.attached(reader) or reader.cursor != asked or reader.held is not None:
+                dispatcher.queue(reader)
+                return
+            if read.damaged:
+                dispatcher.counters.dropped["damaged on disk"] += read.damaged
+            self._hold(reader, read.runs, read.next_position)
+            dispatcher.queue(reader)
+
+        end = max(dispatcher.tail.floor, reader.cursor + 1)
+        if reader.wanted is None:
+            reader.wanted = self.wanted(reader)
+        dispatcher.log.read(reader.cursor, end, CATCH_UP_BYTES, reader.wanted, done)
+
+    def _through_held(self, reader: Reader, runs: list[Run], end: int) -> None:
+        for index, run in enumerate(runs):
+            if not self._offer(reader, run):
+                # Keep what was read for when the window opens, unless all readers together hold too much.
+                if self.held_bytes < CATCH_UP_HELD_BYTES_MAX:
+                    self._hold(reader, runs[index:], end)
+                return
+            reader.cursor = max(reader.cursor, run.base + run.count)
+        reader.cursor = max(reader.cursor, end)
+        self.dispatcher.queue(reader)
+
+    def _hold(self, reader: Reader, runs: list[Run], end: int) -> None:
+        reader.held = runs
+        reader.held_end = end
+        reader.held_bytes = sum(map(len, [p for run in runs for p in run.payloads])) + 200 * len(runs)
+        self.held_bytes += reader.held_bytes
+
+    def _fetch(self, reader: Reader, position: int, count: int, use: Callable[[Run | None], None]) -> None:
+        """The run that holds `position`, from memory now or from disk later."""
+        run = self.dispatcher.tail.find(position)
+        if run is not None:
+            use(run)
+            return
+        if position < self.dispatcher.log.floor:
+            use(None)
+            return
+        reader.reading = True
+
+        def done(read: Read) -> None:
+            reader.reading = False
+            if self.dispatcher.attached(reader):
+                use(next((r for r in read.runs if r.base <= position < r.base + r.count), None))
+                self.dispatcher.queue(reader)
+
+        self.dispatcher.log.read(position, position + count, CATCH_UP_BYTES, None, done)
+
+    # ── again after a broken connection ──
+
+    def _resend(self, reader: Reader) -> bool:
+        """Send flights again with their packet ids [MQTT-4.4.0-1]; True when all have been."""
+        session: Session = reader.session  # type: ignore[assignment]
+        link: Link = session.link  # type: ignore[assignment]
+        pending: list[Flight] = reader.resend  # type: ignore[assignment]
+        while pending:
+            flight = pending[0]
+            if flight.state is not State.SENT or flight.count == 0:
+                pending.pop(0)
+                continue
+            if link.on_wire >= link.window or link.out_bytes > SEND_BYTES_MAX:
+                self.dispatcher.block(reader, reader.cursor)
+                return False
+
+            def use(run: Run | None, flight: Flight = flight) -> None:
+                pending.pop(0)
+                if run is None:
+                    run = self.retained_at(flight.base)
+                self._send_again(session, link, flight, run)
+
+            self._fetch(reader, flight.base, flight.count, use)
+            if reader.reading:
+                return False
+        reader.resend = None
+        return True
+
+    def _send_again(self, session: Session, link: Link, flight: Flight, run: Run | None) -> None:
+        dispatcher = self.dispatcher
+        flights = session.in_flight()
+        if run is None:
+            dispatcher.counters.dropped["no longer stored"] += flight.count
+            flights.drop(flight)
+            return
+        found = self._matching(session, run.topic)
+        target = Target(flight.reader, link, found) if found else None
+        if not link.on_wire:
+            link.ack_seen_s = dispatcher.now_s
+        room = max(1, link.window - link.on_wire)
+        if flight.count > room:
+            rest = flights.split(flight, room)
+            session.reader.resend.insert(0, rest)  # type: ignore[union-attr]
+        elapsed_s = max(0, dispatcher.now_ms - run.time_ms) // 1000
+        retain = flight.reader.number == 0 or bool(target and target.retain and run.flags & RETAIN)
+        for i in range(flight.count):
+            index = flight.base + i - run.base
+            block = property_block(run, index, target.sub_ids if target else b"", elapsed_s)
+            data = encode_one(
+                run, index, v5=link.v5, qos=flight.qos, retain=retain, dup=True, pid=PIDS[flight.pid + i], block=block
+            )
+            dispatcher.send(link, data)
+        link.on_wire += flight.count
+        dispatcher.counters.publishes_sent += flight.count
+
+    def _redo(self, group: Group) -> bool:
+        """Hand out again what members gave back; True when all has been."""
+        while group.redo:
+            position = group.redo[0]
+            taken = False
+
+            def use(run: Run | None, position: int = position) -> None:
+                nonlocal taken
+                if run is None:
+                    self.dispatcher.counters.dropped["no longer stored"] += 1
+                    taken = True
+                else:
+                    taken = self.dispatcher.hand_to_member(group, run, position - run.base, run.flags & QOS_MASK)
+                if taken:
+                    group.redo.remove(position)
+
+            self._fetch(group, position, 1, use)
+            if group.reading:
+                return False
+            if not taken:
+                self.dispatcher.block(group, group.cursor if not group.live else self.dispatcher.log.end)
+                return False
+        return True

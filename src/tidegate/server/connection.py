@@ -1,0 +1,69 @@
+"""One TCP connection: a link with a transport."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+from tidegate.broker import timers
+from tidegate.limits import SEND_BYTES_MAX
+from tidegate.session.link import Link, Phase
+
+if TYPE_CHECKING:
+    from tidegate.broker.core import Broker
+
+
+class Connection(Link, asyncio.Protocol):
+    __slots__ = ("broker", "open_connections", "transport")
+
+    def __init__(self, broker: Broker, open_connections: set[Connection]) -> None:
+        super().__init__()
+        self.broker = broker
+        self.open_connections = open_connections
+        self.transport: asyncio.Transport | None = None
+
+    # ── what the event loop calls ──
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        if len(self.open_connections) >= self.broker.config.listen.connections_max or self.broker.closing:
+            self.broker.counters.refused["too many connections"] += 1
+            self.phase = Phase.CLOSED
+            self.transport.abort()
+            return
+        self.open_connections.add(self)
+        self.peer = "%s:%s" % (transport.get_extra_info("peername") or ("?", "?"))[:2]
+        self.transport.set_write_buffer_limits(high=SEND_BYTES_MAX, low=SEND_BYTES_MAX // 4)
+        timers.watch_new(self.broker, self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.phase is not Phase.CLOSED:
+            self.broker.receive(self, data)
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.broker.drained(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.open_connections.discard(self)
+        self.broker.lost(self)
+        self.transport = None
+
+    # ── what the core calls ──
+
+    def write(self, data: bytes) -> None:
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    def throttle(self, on: bool) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            if on:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()

@@ -1,0 +1,45 @@
+"""Progress on a terminal while much is loaded; a line now and then where there is none."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+QUIET_S = 1.0  # a start that is quicker than this says nothing
+
+
+class Progress:
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._said_s = self._began_s
+        self._width = 0
+
+    def of(self, what: str, done: int, total: int) -> None:
+        self._say(f"{what}: {done:,} of {total:,}", done / total if total else 1.0)
+
+    def count(self, what: str, done: int) -> None:
+        self._say(f"{what}: {done:,}", None)
+
+    def _say(self, text: str, share: float | None) -> None:
+        now_s = time.monotonic()
+        terminal = sys.stderr.isatty()
+        if now_s - self._began_s < QUIET_S or now_s - self._said_s < (0.1 if terminal else 2.0):
+            return
+        self._said_s = now_s
+        bar = "" if share is None else "[" + ("#" * round(share * 30)).ljust(30, ".") + "] "
+        line = f"tidegate: loading {bar}{text}"
+        if terminal:
+            sys.stderr.write("\r" + line.ljust(self._width))
+            self._width = len(line)
+        else:
+            sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._width:
+            sys.stderr.write("\r" + " " * self._width + "\r")
+            sys.stderr.flush()

@@ -1,0 +1,243 @@
+"""The configuration: where values come from, which one wins, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidegate.config import Config
+from tidegate.config_sources import Loaded, Setting, load, settings, show
+from tidegate.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def toml(text: str) -> Path:
+    path = Path("tidegate.toml")
+    path.write_text(text)
+    return path
+
+
+def refusal(file: str = "", environ: dict[str, str] | None = None, **flags: int | str) -> ConfigError:
+    if file:
+        toml(file)
+    with pytest.raises(ConfigError) as caught:
+        load(None, environ or {}, {path.replace("__", "."): value for path, value in flags.items()})
+    return caught.value
+
+
+def loaded(file: str = "", environ: dict[str, str] | None = None) -> Loaded:
+    if file:
+        toml(file)
+    return load(None, environ or {}, {})
+
+
+def test_without_sources_every_value_is_the_default() -> None:
+    result = loaded()
+    assert result.config == Config()
+    assert set(result.sources.values()) == {"default"}
+    assert set(result.sources) == set(settings())
+
+
+def test_every_default_is_within_its_own_bounds() -> None:
+    for path, each in settings().items():
+        if isinstance(each.default, int) and not isinstance(each.default, bool):
+            assert load(None, {}, {path: each.default}), path
+
+
+def test_every_setting_has_an_environment_variable_of_its_own() -> None:
+    variables = [each.variable for each in settings().values()]
+    assert len(set(variables)) == len(variables)
+
+
+def test_every_setting_is_explained() -> None:
+    assert all(each.doc for each in settings().values())
+
+
+def test_a_flag_wins_over_the_environment_which_wins_over_the_file() -> None:
+    toml("[listen]\nport = 1001\nhost = '0.0.0.0'\nconnections_max = 5\n")
+    environ = {"TIDEGATE_LISTEN_PORT": "1002", "TIDEGATE_LISTEN_HOST": "::1"}
+    result = load(None, environ, {"listen.port": 1003})
+    listen = result.config.listen
+    assert (listen.port, listen.host, listen.connections_max) == (1003, "::1", 5)
+    assert result.sources["listen.port"] == "flag --port"
+    assert result.sources["listen.host"] == "environment TIDEGATE_LISTEN_HOST"
+    assert result.sources["listen.connections_max"] == "file tidegate.toml"
+    assert result.sources["listen.connect_timeout_s"] == "default"
+
+
+def test_a_named_file_is_read_instead_of_the_one_in_the_current_folder(tmp_path: Path) -> None:
+    toml("[listen]\nport = 1001\n")
+    other = tmp_path / "other.toml"
+    other.write_text("[listen]\nport = 1002\n")
+    assert load(other, {}, {}).config.listen.port == 1002
+
+
+@pytest.mark.parametrize(
+    ("written", "bytes_"),
+    [
+        ("64MiB", 64 << 20),
+        ("2GB", 2 * 10**9),
+        ("1 GiB", 1 << 30),
+        ("700000kB", 700_000_000),
+        ("1073741824B", 1 << 30),
+    ],
+)
+def test_sizes_have_units(written: str, bytes_: int) -> None:
+    assert loaded(f'[log]\nsegment_bytes = "{written}"\n').config.log.segment_bytes == bytes_
+    environ = {"TIDEGATE_LOG_SEGMENT_BYTES": written}
+    assert loaded(environ=environ).config.log.segment_bytes == bytes_
+
+
+@pytest.mark.parametrize(("written", "seconds"), [("10s", 10), ("15m", 900), ("2h", 7200), ("7d", 604_800)])
+def test_durations_have_units(written: str, seconds: int) -> None:
+    assert loaded(f'[log]\nretention_s = "{written}"\n').config.log.retention_s == seconds
+
+
+@pytest.mark.parametrize("path", ["log.tail_bytes", "mqtt.packet_bytes_max", "retained.bytes_max"])
+def test_a_size_is_known_by_the_end_of_its_name(path: str) -> None:
+    assert settings()[path].is_size
+
+
+def test_a_number_of_things_has_no_unit() -> None:
+    error = refusal(environ={"TIDEGATE_MQTT_RECEIVE_MAXIMUM": "1KiB"})
+    assert "a whole number, from 1 to 65535" in error.message
+
+
+@pytest.mark.parametrize(("written", "value"), [("true", True), ("on", True), ("0", False), ("No", False)])
+def test_the_environment_writes_switches_as_words(written: str, value: bool) -> None:
+    assert loaded(environ={"TIDEGATE_LOG_STORE_QOS0": written}).config.log.store_qos0 is value
+
+
+def test_the_data_folder_is_a_path() -> None:
+    assert loaded(environ={"TIDEGATE_DATA": "elsewhere"}).config.data == Path("elsewhere")
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_right_one() -> None:
+    error = refusal("[log]\nsegment_byte = 1\n")
+    assert error.path == "log.segment_byte"
+    assert "file tidegate.toml" in error.message
+    assert error.hint == "did you mean log.segment_bytes?"
+
+
+def test_a_key_in_the_wrong_table_is_refused_with_its_place() -> None:
+    assert refusal("port = 1883\n").hint == "did you mean listen.port?"
+
+
+def test_an_unknown_table_is_refused() -> None:
+    error = refusal("[lsten]\nport = 1\n")
+    assert (error.path, error.hint) == ("lsten", "did you mean listen?")
+
+
+def test_a_table_written_as_a_value_is_refused() -> None:
+    assert "table" in refusal("log = 3\n").message
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest_right_one() -> None:
+    error = refusal(environ={"TIDEGATE_LOG_DURABILTY": "os"})
+    assert error.path == "TIDEGATE_LOG_DURABILTY"
+    assert error.hint == "did you mean TIDEGATE_LOG_DURABILITY?"
+
+
+def test_other_programs_variables_are_left_alone() -> None:
+    assert loaded(environ={"PATH": "x", "TIDE": "y"}).config == Config()
+
+
+@pytest.mark.parametrize(
+    ("file", "path", "expected"),
+    [
+        ('[listen]\nport = "1883"\n', "listen.port", "a whole number, from 0 to 65535"),
+        ("[listen]\nport = true\n", "listen.port", "a whole number"),
+        ("[listen]\nport = 1.5\n", "listen.port", "a whole number"),
+        ("[listen]\nhost = 7\n", "listen.host", "text"),
+        ("[listen]\nhost = ''\n", "listen.host", "text"),
+        ("data = 7\n", "data", "a path"),
+        ('[log]\nstore_qos0 = "yes"\n', "log.store_qos0", "true or false"),
+        ("[log]\nsegment_bytes = '64 elephants'\n", "log.segment_bytes", 'a size like "64MiB"'),
+        ("[log]\nretention_s = '2 weeks'\n", "log.retention_s", 'a duration like "10s"'),
+        ("[log]\ndurability = 1\n", "log.durability", "fsync or os or memory"),
+        ("[listen]\nport = [1]\n", "listen.port", "a whole number"),
+    ],
+)
+def test_a_wrong_type_is_refused_with_what_would_be_right(file: str, path: str, expected: str) -> None:
+    error = refusal(file)
+    assert error.path == path
+    assert expected in error.message
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "bound"),
+    [
+        ("TIDEGATE_LISTEN_PORT", "65536", "from 0 to 65535"),
+        ("TIDEGATE_LISTEN_PORT", "-1", "from 0 to 65535"),
+        ("TIDEGATE_LOG_SEGMENT_BYTES", "1KiB", "from 64KiB to 4GiB"),
+        ("TIDEGATE_LISTEN_CONNECT_TIMEOUT_S", "2h", "from 1s to 1h"),
+        ("TIDEGATE_MQTT_SESSIONS_MAX", "0", "at least 1"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_with_the_bounds(variable: str, value: str, bound: str) -> None:
+    error = refusal(environ={variable: value})
+    assert bound in error.message
+    assert variable in error.message
+
+
+def test_a_misspelt_choice_is_refused_with_the_nearest_right_one() -> None:
+    assert refusal(log__durability="fsnyc").hint == "did you mean fsync?"
+
+
+def test_a_flag_for_an_unknown_setting_is_refused() -> None:
+    assert refusal(listen__prot=1).hint == "did you mean listen.port?"
+
+
+def test_retention_below_one_segment_is_refused_with_the_reason() -> None:
+    error = refusal("[log]\nretention_bytes = '64MiB'\n")
+    assert error.path == "log.retention_bytes"
+    assert "whole segments" in error.message
+
+
+def test_a_hard_limit_below_retention_is_refused_with_the_reason() -> None:
+    error = refusal("[log]\nretention_bytes = '100GiB'\n")
+    assert error.path == "log.hard_bytes"
+    assert "what sessions need" in error.message
+
+
+def test_a_missing_file_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: cannot be read: No such file"):
+        load(Path("nowhere.toml"), {}, {})
+
+
+def test_a_file_that_is_not_toml_is_refused_with_the_line() -> None:
+    assert "line 2" in refusal("[log]\nsegment_bytes = \n").message
+
+
+def test_a_file_that_is_not_text_is_refused() -> None:
+    Path("tidegate.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        load(None, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        ("log.segment_bytes", 128 << 20, "128MiB"),
+        ("log.segment_bytes", 1_000_001, "1000001"),
+        ("log.retention_s", 5400, "90m"),
+        ("mqtt.keep_alive_max_s", 0, "0"),
+        ("listen.port", 3600, "3600"),
+        ("log.store_qos0", True, "true"),
+    ],
+)
+def test_values_are_shown_as_people_write_them(path: str, value: int, text: str) -> None:
+    assert show(path, value) == text
+
+
+def test_what_is_shown_can_be_read_back() -> None:
+    for path, each in settings().items():
+        assert isinstance(each, Setting)
+        result = load(None, {each.variable: show(path, each.default)}, {})
+        assert result.config == Config()
