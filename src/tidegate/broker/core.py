@@ -81,6 +81,7 @@ class Broker:
         # This tick.
         self.ticking = False
         self._wake = wake
+        self.hurry: Callable[[], bool] = lambda: False  # flushes at once if the server sees no reason to wait
         self.runs: list[Run] = []
         self.run_changes: list[bytes] = []  # state changes that stand or fall with these runs
         self.pending = 0  # messages in `runs`
@@ -299,7 +300,8 @@ class Broker:
         link.on_wire -= count
         link.ack_seen_s = self.now_s
         self.counters.messages_received += count
-        self.moved.add(reader)
+        if reader.session is None or reader.session.expiry_s:
+            self.moved.add(reader)
         if link.waiting or link.retained_streams:
             self.unblock(link)
 

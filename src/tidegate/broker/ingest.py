@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 PUBLISH_QOS0, PUBLISH_QOS1, PUBACK = 0x30, 0x32, 0x40
 NO_PID = b"\0\0"
 
+# A tick of so few messages may be carried out at once, without waiting for what other connections have to say.
+HURRY_MESSAGES_MAX = 4
+
 
 def ingest(broker: Broker, link: Link, data: bytes) -> None:
     """Take what a link received; raises PeerError for what the peer must not send."""
@@ -81,7 +84,7 @@ def ingest(broker: Broker, link: Link, data: bytes) -> None:
     broker.counters.messages_received += packets
     if broker.pending_bytes > TICK_BYTES_MAX:
         broker.flush()
-    elif not broker.ticking:
+    elif broker.runs and not broker.ticking and not (broker.pending <= HURRY_MESSAGES_MAX and broker.hurry()):
         broker.request_tick()
 
 

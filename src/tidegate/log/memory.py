@@ -109,6 +109,9 @@ class MemoryLog(ShelvedLog[Chunk]):
     def sync(self) -> None:
         """Nothing is ever durable here."""
 
+    def sync_sealed(self) -> None:
+        """Nor here."""
+
     def roll(self) -> None:
         last = self._shelves[-1]
         if len(last):

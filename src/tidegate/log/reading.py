@@ -93,7 +93,8 @@ class ShelvedLog(Generic[_S]):
         """The records of every CHANGES frame whose base is not lower than `position`, in order.
 
         Ticks without messages share a base, so frames that a snapshot at `position` already holds
-        come again: replaying a record twice must be harmless. Damaged frames go to `report`."""
+        come again: replaying a record twice must be harmless. Damaged frames go to `report`. For
+        start-up, before anything is dropped."""
         for shelf in self._shelves:
             if shelf.end < position:
                 continue
@@ -113,7 +114,10 @@ class ShelvedLog(Generic[_S]):
         """The first position with a time not before `time_ms`; `end` if there is none."""
         for shelf in self._shelves:
             if shelf.last_time_ms >= time_ms:
-                found = shelf.table().position_at_time(time_ms)
+                try:
+                    found = shelf.table().position_at_time(time_ms)
+                except ShelfGone:
+                    continue
                 if found is not None:
                     return found
         return self.end
@@ -275,16 +279,17 @@ def _candidates(
 
 def _search(table: FrameTable, wanted: Wanted, found: _Found, after: int) -> None:
     """Bring `found` up to the frame `after`."""
-    match = wanted.match
-    if isinstance(table, IndexBuilder):
+    match, exact = wanted.match, wanted.exact
+    if not found.topics:
+        found.topics = list(exact)
+    if match is not None and isinstance(table, IndexBuilder):
         new = table.topics[found.seen :]
         found.seen += len(new)
-        found.topics += [topic for topic in new if wanted(topic)]
-    elif found.grows:
-        found.topics = list(wanted.exact)
-        if match is not None:
-            under = {topic for prefix in wanted.prefixes for topic in table.prefix_topics(prefix)}
-            found.topics += [topic for topic in under - wanted.exact if match(topic)]
+        under = [topic for topic in new if topic.startswith(wanted.prefixes)]
+        found.topics += [topic for topic in under if topic not in exact and match(topic)]
+    elif match is not None and found.grows:  # sealed since, or never looked at
+        named = {topic for prefix in wanted.prefixes for topic in table.prefix_topics(prefix)}
+        found.topics = [*exact, *(topic for topic in named - exact if match(topic))]
         found.grows = False
     fresh: set[int] = set()
     for topic in found.topics:

@@ -94,11 +94,11 @@ class EmbeddedLog:
             self._syncing = True
             self._sync_requests.put((self._ticket, self._appended_bytes))
 
-    def sync_soon(self) -> None:
-        """For durability "os": what the kernel holds is written out every now and then all the same."""
-        if not self._syncing:
-            self._syncing = True
-            self._sync_requests.put((self._ticket, self._appended_bytes))
+    def close_sealed(self) -> None:
+        """For durability "os": sealed segments are synced too. The active one is left to the kernel, because
+        appending to a file waits while it is being synced."""
+        if not self._wait_for_disk:
+            self._worker.submit(self._store.sync_sealed)
 
     def _sync_forever(self) -> None:
         while (request := self._sync_requests.get()) is not None:

@@ -90,8 +90,11 @@ class SegmentFile:
             while len(self._mapped) > INDICES_MAX:
                 self._mapped.popleft().index = None
             return index
-        builder = self.examine(last=False).index
-        self.builder = builder
+        found = self.examine(last=False, next_base=self.end)
+        self.builder = builder = found.index
+        if found.header is None:  # the file is gone or overwritten: say so to every reader
+            builder.damages = [(self.base, self.end - self.base)]
+            return builder
         try:
             self.write_index()
         except OSError:

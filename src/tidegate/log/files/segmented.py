@@ -127,7 +127,7 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
         self.end = shelves[-1].end if shelves else 0
         last = shelves[-1] if shelves else None
         as_left = marker == (self.end, self._sequence, last.length if last else 0)
-        self.clean = as_left or not (names - {"LOCK"})
+        self.clean = as_left or (marker is None and not any(map(_ours, names)))
         if marker is not None:
             if not as_left and marker[0] > self.end:
                 lost = Damage(
@@ -298,11 +298,19 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
                 with self._lock:
                     self._unindexed.remove(segment)
 
+    def sync_sealed(self) -> None:
+        """Make the sealed segments durable and let go of their descriptors."""
+        if self._unsynced:
+            self._sync(with_active=False)
+
     def sync(self) -> None:
         """Return when everything appended before the call is durable.
 
         A failure is final, because the kernel forgets what it could not write: from then on append
         and sync raise, and the log has to be opened anew."""
+        self._sync(with_active=True)
+
+    def _sync(self, with_active: bool) -> None:
         with self._syncing:
             if self._failed is not None:
                 raise self._failed
@@ -312,7 +320,7 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
             try:
                 for segment in sealed:
                     os.fdatasync(segment.fd)
-                if active is not None:
+                if active is not None and with_active:
                     os.fdatasync(active.fd)
                 if folder_dirty:
                     fsync_folder(self.folder)
@@ -383,6 +391,9 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
                     os.close(segment.fd)
                     segment.fd = -1
             self._active = None
+            for segment in self._mapped:
+                segment.index = None
+            self._mapped.clear()
             self._unlock()
 
     def _close_cleanly(self) -> None:
@@ -403,6 +414,11 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+
+def _ours(name: str) -> bool:
+    """Whether a file shows that there was a log in the folder."""
+    return name.endswith((".log", ".index", ".snapshot"))
 
 
 def _lock(folder: Path) -> int:
