@@ -132,7 +132,12 @@ def _measurement(
 
 
 def median_of(runs: Sequence[Measurement]) -> Measurement:
-    """Each metric's own median; faults are summed, since one is one too many."""
+    """Each metric's own median, over the undisturbed runs if there are any.
+
+    Faults are summed over all runs, since one is one too many.
+    """
+    every = runs
+    runs = [run for run in every if not run.disturbed] or every
 
     def mid(values: list[float]) -> float:
         return statistics.median(values)
@@ -151,7 +156,7 @@ def median_of(runs: Sequence[Measurement]) -> Measurement:
         broker_cpu_share=mid_known([run.broker_cpu_share for run in runs]),
         generator_cpu_share=mid([run.generator_cpu_share for run in runs]),
         other_cpu_share=mid_known([run.other_cpu_share for run in runs]),
-        lost=sum(run.lost for run in runs),
-        duplicated=sum(run.duplicated for run in runs),
-        out_of_order=sum(run.out_of_order for run in runs),
+        lost=sum(run.lost for run in every),
+        duplicated=sum(run.duplicated for run in every),
+        out_of_order=sum(run.out_of_order for run in every),
     )

@@ -63,6 +63,8 @@ def judge(scenario: Scenario, rows: dict[str, Measurement]) -> list[Verdict]:
         ratio = mine / theirs if mine is not None and theirs else None
         # Fast by dropping messages, or by falling behind the rate, is not fast.
         sound = own is not None and not (own.lost and scenario.load.qos) and kept_up(scenario, own)
+        # A peer that another process slowed down would flatter us: such a comparison proves nothing.
+        sound = sound and other is not None and not other.disturbed
         verdicts.append(Verdict(bar, ratio, ratio is not None and sound and bar.met(ratio)))
     return verdicts
 
@@ -166,9 +168,10 @@ def table_of(outcomes: list[Outcome]) -> Table:
             if label == "tidegate" and outcome.verdicts:
                 bars = "\n".join(verdict.bar.text() for verdict in outcome.verdicts)
                 met = "\n".join(verdict_text(verdict) for verdict in outcome.verdicts)
+            noisy = " [yellow]disturbed[/]" if row.disturbed else ""
             behind = "" if kept_up(outcome.scenario, row) else " [red]behind[/]"
             table.add_row(
-                outcome.scenario.name, label, f"{row.delivered_per_s:,.0f}{behind}{faults(row)}",
+                outcome.scenario.name, label, f"{row.delivered_per_s:,.0f}{behind}{noisy}{faults(row)}",
                 us(row.p50_us), us(row.p99_us), us(row.cpu_us_per_delivery, 2), ratio, bars, met,
             )  # fmt: skip
         for label, reason in outcome.failures.items():

@@ -62,12 +62,16 @@ class Scenario:
     own_versions: bool = False
     """Tidegate against itself: MQTT 5 beside 3.1.1."""
 
+    only: tuple[str, ...] = ()
+    """The brokers it is about; empty: all."""
+
     def contenders(self, brokers: list[str]) -> list[Contender]:
         if self.own_versions:
             if "tidegate" not in brokers:
                 return []
             return [Contender("tidegate", "tidegate", 5), Contender("tidegate 3.1.1", "tidegate", 4)]
-        return [Contender(name, name, durability=self.durability) for name in brokers]
+        chosen = [name for name in brokers if not self.only or name in self.only]
+        return [Contender(name, name, durability=self.durability) for name in chosen]
 
     @property
     def is_throughput(self) -> bool:
@@ -93,7 +97,12 @@ _AGAINST_PEERS = (
 SCENARIOS: tuple[Scenario, ...] = (
     *_AGAINST_PEERS,
     Scenario(
-        "10-pairs-q1-fsync", "10 pairs, QoS 1, fsync", replace(_PAIRS, qos=1), _faster(5), durability="fsync"
+        "10-pairs-q1-fsync",
+        "10 pairs, QoS 1, fsync (mosquitto: in memory)",
+        replace(_PAIRS, qos=1),
+        _faster(5),
+        durability="fsync",
+        only=("tidegate", "mosquitto"),
     ),
     Scenario("1-1-q2", "1 → 1, QoS 2", replace(_ONE, qos=2)),
     Scenario(

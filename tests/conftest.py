@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from harness import BrokerProcess, RawClient
 
 _names = itertools.count()
@@ -52,8 +53,8 @@ def client(shared_broker: BrokerProcess) -> Iterator[Callable[..., RawClient]]:
     """Opens raw clients on the shared broker; closes them at the end."""
     opened: list[RawClient] = []
 
-    def open_client(client_id: str | None = None, version: int = 4, port: int | None = None, **connect: Any) -> RawClient:
-        raw = RawClient(port or shared_broker.port, version)
+    def open_client(client_id: str | None = None, version: int = 4, **connect: Any) -> RawClient:
+        raw = RawClient(shared_broker.port, version)
         opened.append(raw)
         if client_id is not None or connect:
             raw.connect(client_id or "", **connect)

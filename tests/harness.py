@@ -62,8 +62,10 @@ class BrokerProcess:
             environment["TIDEGATE_" + path.replace("__", "_").upper()] = str(value)
         with self.log_path.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tidegate.cli", "broker", "--data", str(self.data), "--port", str(self.port)]
-                + ["--durability", self.durability],
+                [
+                    *(sys.executable, "-m", "tidegate.cli", "broker", "--data", str(self.data)),
+                    *("--port", str(self.port), "--durability", self.durability),
+                ],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -124,7 +126,9 @@ class BrokerProcess:
     def __enter__(self) -> BrokerProcess:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.alive:
             self.stop()
 
@@ -301,5 +305,7 @@ class RawClient:
     def __enter__(self) -> RawClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

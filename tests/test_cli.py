@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +22,7 @@ from paho.mqtt.properties import Properties
 
 import tidegate.broker
 import tidegate.server
+from harness import BrokerProcess, RawClient
 from tidegate import __version__
 from tidegate.cli import tidegate as command
 from tidegate.commands.subscribe import json_line, replay_place, template_line, verbose_line
@@ -195,37 +195,28 @@ def test_up_on_a_busy_port_says_so_before_any_welcome(server: Callable[[Run], No
 # ---------------------------------------------------------------------------------- sessions
 
 
-@dataclass(frozen=True, slots=True)
-class SessionFacts:
-    client_id: str
-    connected: bool
-    persistent: bool
-    subscriptions: list[str]
-    position: int
-    expires: str
-
-
 @pytest.fixture
-def stored_session(monkeypatch: pytest.MonkeyPatch) -> SessionFacts:
-    """A session in the place of those that the broker's own tests store for real."""
-    facts = SessionFacts("lap\x1btop", False, True, ["demo/#", "[red]/+"], 42, "never")
-    inspect = ModuleType("tidegate.broker.inspect")
-    inspect.sessions = lambda data: [facts]  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "tidegate.broker.inspect", inspect)
-    monkeypatch.setattr(tidegate.broker, "inspect", inspect, raising=False)
-    Path("data").mkdir()
-    return facts
+def stored_session(start_broker: Callable[..., BrokerProcess]) -> Path:
+    """A session that a real broker stored, beside which the command reads."""
+    broker = start_broker()
+    raw = RawClient(broker.port, 4)
+    raw.connect("lap[red]top", clean=False)
+    raw.subscribe("demo/#", "[red]/+", qos=1)
+    raw.disconnect()
+    return broker.data
 
 
-def test_sessions_are_listed_for_programs(stored_session: SessionFacts) -> None:
-    assert json.loads(run("sessions", "--json").stdout) == asdict(stored_session)
+def test_sessions_are_listed_for_programs(stored_session: Path) -> None:
+    facts = json.loads(run("sessions", "--json", "--data", str(stored_session)).stdout)
+    assert facts["client_id"] == "lap[red]top"
+    assert (facts["connected"], facts["persistent"]) == (False, True)
+    assert facts["subscriptions"] == ["demo/#", "[red]/+"]
 
 
-def test_sessions_are_listed_as_a_table_in_which_names_are_only_text(stored_session: SessionFacts) -> None:
-    output = run("sessions", env={"COLUMNS": "160"}).stdout
-    assert "lap\\u001btop" in output
+def test_sessions_are_listed_as_a_table_in_which_names_are_only_text(stored_session: Path) -> None:
+    output = run("sessions", "--data", str(stored_session), env={"COLUMNS": "160"}).stdout
+    assert "lap[red]top" in output
     assert "demo/# [red]/+" in output
-    assert "42" in output
 
 
 # ---------------------------------------------------------------------------------- pub and sub

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from harness import BrokerProcess, RawClient
 
+from harness import BrokerProcess, RawClient
 from tidegate.wire import Properties
 
 
@@ -46,7 +46,7 @@ def test_catch_up_from_disk_and_memory(start_broker):
     pub = RawClient(broker.port, 4)
     pub.connect("p")
     for i in range(3000):
-        pub.publish("a/%d" % (i % 7), b"%06d" % i + b"x" * 100, 1, wait=False)
+        pub.publish(f"a/{i % 7}", b"%06d" % i + b"x" * 100, 1, wait=False)
         pub.publish("b", b"y" * 100, 1, wait=False)
     for _ in range(6000):
         pub.receive()
@@ -62,7 +62,7 @@ def test_replay(start_broker):
     pub = RawClient(broker.port, 4)
     pub.connect("p")
     for i in range(2000):
-        pub.publish("a/%d" % (i % 7), b"%06d" % i + b"x" * 100, i % 2, wait=False)
+        pub.publish(f"a/{i % 7}", b"%06d" % i + b"x" * 100, i % 2, wait=False)
     for _ in range(1000):
         pub.receive()
     sub = RawClient(broker.port, 5)

@@ -44,9 +44,7 @@ def measure_frames() -> None:
     say("decode a run of 3000", best(lambda: decode_messages(frame), 200) / 3000 * 1e9, "ns per message")
     say("frame of 3000 to Arrow", 3000 / best(lambda: frame_to_arrow(frame), 500) / 1e6, "M rows/s")
     runs = [Run(b"t/%d" % (i % 50), b"client-%d" % i, b"default", 1, [PAYLOAD]) for i in range(100)]
-    say(
-        "encode 100 runs of one", best(lambda: encode_messages(runs, 5, 6), 500) / 100 * 1e9, "ns per message"
-    )
+    say("encode 100 runs of one", best(lambda: encode_messages(runs, 5, 6), 500) / 100 * 1e9, "ns per message")
     mixed = encode_messages(runs, 5, 6)
     say("decode 100 runs of one", best(lambda: decode_messages(mixed), 500) / 100 * 1e9, "ns per message")
     large = [Run(b"t/%d" % i, b"c%d" % i, b"default", 1, [PAYLOAD] * 100) for i in range(300)]

@@ -36,9 +36,7 @@ def test_messages_come_back_as_they_were(tick: list[Run], base: int, time_ms: in
 
 
 @given(ticks, st.sets(st.sampled_from([b"a", b"a/b", b"b"])), st.integers(0, 25), st.binary(max_size=40))
-def test_only_what_is_wanted_is_decoded(
-    tick: list[Run], topics: set[bytes], skip: int, before: bytes
-) -> None:
+def test_only_what_is_wanted_is_decoded(tick: list[Run], topics: set[bytes], skip: int, before: bytes) -> None:
     frame = before + encode_messages(tick, 100, 5)
     found = decode_messages(frame, len(before), topics.__contains__, 100 + skip)
     assert messages(found) == [row for row in messages(tick) if row[2] in topics and row[0] >= 100 + skip]

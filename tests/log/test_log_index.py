@@ -61,9 +61,7 @@ def test_an_index_equals_a_scan(rows: list[tuple[int, int, list[bytes], int]]) -
 
 
 @given(frames, st.data())
-def test_a_damaged_or_cut_index_is_refused(
-    rows: list[tuple[int, int, list[bytes], int]], data: st.DataObject
-) -> None:
+def test_a_damaged_or_cut_index_is_refused(rows: list[tuple[int, int, list[bytes], int]], data: st.DataObject) -> None:
     content = bytearray(built(rows)[0].build())
     at = data.draw(st.integers(0, len(content) - 1))
     assert TopicIndex.load(bytes(content[:at])) is None

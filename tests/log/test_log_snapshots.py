@@ -111,3 +111,12 @@ def test_the_log_never_ends_below_a_snapshot(tmp_path: Path) -> None:
     log = SegmentedLog.open(tmp_path)
     assert not log.clean and log.end >= 1000 + POSITION_GAP
     log.close()
+
+
+@pytest.mark.attack("C4")
+def test_a_snapshot_that_lost_bytes_in_its_middle_is_not_believed(tmp_path: Path) -> None:
+    write(tmp_path, 1, [[b"old"]])
+    path = write(tmp_path, 2, FRAMES)
+    content = path.read_bytes()
+    path.write_bytes(content[:200] + content[300:])
+    assert load(tmp_path)[:2] == (1, [[b"old"]])

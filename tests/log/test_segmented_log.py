@@ -108,9 +108,7 @@ def test_reading_through_filters_equals_the_naive_way(
         for start, end in ((0, log.end // 2), (log.end // 2, log.end), (3, 9)):
             part = [row for row in rows if start <= row[0] < end]
             assert read_all(log, wanted, start, end) == (kept(part, wanted), 0)
-        assert [r for records in log.changes_from(0) for r in records] == [
-            b"r%d" % i for i in range(len(many))
-        ]
+        assert [r for records in log.changes_from(0) for r in records] == [b"r%d" % i for i in range(len(many))]
         assert list(log.verify()) == []
         log.close()
         bare = [row[2:] for row in kept(rows, wanted)]
@@ -234,9 +232,7 @@ def test_a_second_process_is_refused_with_the_owner_named(folder: Path) -> None:
         "import sys; from pathlib import Path; from tidegate.log.files import SegmentedLog\n"
         f"log = SegmentedLog.open(Path({str(folder)!r})); print('open', flush=True); sys.stdin.read()\n"
     )
-    owner = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    owner = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout is not None and owner.stdout.readline() == "open\n"
         with pytest.raises(FolderLocked) as refused:
@@ -435,9 +431,7 @@ def test_readers_and_syncs_beside_an_appender_see_a_prefix(folder: Path) -> None
     def read() -> None:
         end = log.end
         rows, lost = read_all(log, wanted, end=end, bytes_max=5000)
-        wanted_rows = [
-            i for i in range(end) if i % 20 == 3 or (b"t/%d" % (i % 20) >= b"t/1" and str(i % 20)[0] == "1")
-        ]
+        wanted_rows = [i for i in range(end) if i % 20 == 3 or (b"t/%d" % (i % 20) >= b"t/1" and str(i % 20)[0] == "1")]
         assert lost == 0 and [row[0] for row in rows] == wanted_rows
 
     threads = [threading.Thread(target=watch, args=(work,)) for work in (read, log.sync)]

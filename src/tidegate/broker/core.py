@@ -231,7 +231,8 @@ class Broker:
         if link.phase is Phase.CLOSED:
             return
         self.counters.refused[f"{type(error).__name__} 0x{error.reason:02X}"] += 1
-        self.report("peer.fault", {"client": link.client_id, "peer": link.peer, "reason": error.reason, "why": str(error)})
+        about = {"client": link.client_id, "peer": link.peer, "reason": f"0x{error.reason:02X}", "why": str(error)}
+        self.report("peer.fault", about)
         if link.phase is Phase.NEW:
             connect.refuse(self, link, error.reason, str(error))
         else:

@@ -227,9 +227,9 @@ def _session_records(broker: Broker, session: Session) -> list[bytes]:
         records.append(changes.positions(own))
     records += [changes.inbound(session.number, pid) for pid in session.inbound or ()]
     if session.flights is not None:
-        for flight in session.flights.queue:
-            if flight.qos == 2 or not flight.reader.number:
-                records.append(_flight_record(broker, session, flight.reader, flight.pid, flight.qos, flight.state, flight.base))
+        for f in session.flights.queue:
+            if f.qos == 2 or not f.reader.number:
+                records.append(_flight_record(broker, session, f.reader, f.pid, f.qos, f.state, f.base))
     for skipped in session.reader.skip or ():
         if session.flights is None or not any(f.base == skipped for f in session.flights.queue):
             records.append(

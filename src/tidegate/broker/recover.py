@@ -38,7 +38,8 @@ class Recovery:
         self.connected: set[int] = set()
         self.positions: dict[int, int] = {}
         self.readers: dict[int, Reader] = {}
-        self.flights: dict[int, dict[int, tuple[int, int, int, int]]] = {}  # session → pid → reader, qos, state, position
+        # session → packet id → (reader, qos, state, position)
+        self.flights: dict[int, dict[int, tuple[int, int, int, int]]] = {}
         self.highest = 0
         self.unreadable = 0
 

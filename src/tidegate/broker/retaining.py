@@ -85,7 +85,7 @@ def run_of(message: Retained) -> Run:
     expiry = NO_EXPIRY
     if message.expires_at_ms is not None:
         expiry = max(0, message.expires_at_ms - message.time_ms) // 1000
-    run = Run(
+    return Run(
         message.topic,
         message.publisher,
         b"",
@@ -96,4 +96,3 @@ def run_of(message: Retained) -> Run:
         base=message.position,
         time_ms=message.time_ms,
     )
-    return run

@@ -41,9 +41,9 @@ def on_subscribe(broker: Broker, link: Link, packet: Subscribe) -> None:
             reasons.append(error.reason if link.v5 else 0x80)
             continue
         reasons.append(request.qos)
-        if subscription.reader is None and request.retain_handling != RETAIN_NEVER:
-            if new or request.retain_handling != RETAIN_NEW_ONLY:
-                retained.append(subscription)
+        wants_retained = request.retain_handling != RETAIN_NEVER and (new or request.retain_handling != RETAIN_NEW_ONLY)
+        if wants_retained and subscription.reader is None:
+            retained.append(subscription)
     why = broker.why(link, first_error) if first_error is not None else NO_PROPERTIES
     broker.hold(link, Suback(packet.packet_id, tuple(reasons), why))
     if retained and len(broker.retained):

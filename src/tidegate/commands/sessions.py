@@ -30,9 +30,11 @@ def sessions(data: Path, as_json: bool) -> None:
     Example:
       tidegate sessions --data data
     """
-    from tidegate.broker import inspect
+    from tidegate.broker.inspect import sessions as sessions_in
 
-    facts = inspect.sessions(data)
+    from .log import state_records
+
+    facts = sessions_in(state_records(data))
     if as_json:
         for each in facts:
             click.echo(json.dumps({name: getattr(each, name) for name in FIELDS}))

@@ -34,7 +34,8 @@ DRAIN_S = 5.0  # how long a stop waits for connections to take their last bytes
 
 def run(config: Config) -> int:
     """Run until told to stop; the exit code."""
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    line = "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(level=config.log_level.upper(), format=line, stream=sys.stderr)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Server(config).serve())
 

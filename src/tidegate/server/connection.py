@@ -32,7 +32,7 @@ class Connection(Link, asyncio.Protocol):
             self.transport.abort()
             return
         self.open_connections.add(self)
-        self.peer = "%s:%s" % (transport.get_extra_info("peername") or ("?", "?"))[:2]
+        self.peer = ":".join(str(part) for part in (transport.get_extra_info("peername") or ("?",))[:2])
         self.transport.set_write_buffer_limits(high=SEND_BYTES_MAX, low=SEND_BYTES_MAX // 4)
         timers.watch_new(self.broker, self)
 
