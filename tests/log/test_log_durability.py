@@ -77,11 +77,15 @@ def test_an_index_is_written_only_when_its_segment_is_durable(tmp_path: Path, di
 @pytest.mark.attack("C1")
 def test_the_jump_after_an_unclean_stop_is_durable_before_anyone_can_append(tmp_path: Path, disk: Disk) -> None:
     log = SegmentedLog.open(tmp_path)
-    add(log)
+    size = add(log)
     log.close(clean=False)
+    with (tmp_path / segment_name(1)).open("ab") as file:
+        file.write(b"torn")
     disk.take()
     log = SegmentedLog.open(tmp_path)
-    events = names(disk.take())
+    recovered = disk.take()
+    assert recovered[0] == (segment_name(1), size)  # what was found, and cut, is durable too
+    events = names(recovered)
     assert events.index(segment_name(2) + ".tmp") < len(events) - 1 and events[-1] == tmp_path.name
     assert (tmp_path / segment_name(2)).stat().st_size == 64
     log.close(clean=False)

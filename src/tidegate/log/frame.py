@@ -185,9 +185,7 @@ def _add_column(parts: list[bytes], values: list[bytes]) -> None:
     parts.append(_PAD[-ends[-1] & 7])
 
 
-def _add_runs(
-    parts: list[bytes], runs: Sequence[Run], base: int, time_ms: int
-) -> tuple[int, int, int, int, int]:
+def _add_runs(parts: list[bytes], runs: Sequence[Run], base: int, time_ms: int) -> tuple[int, int, int, int, int]:
     """The runs table and the dictionaries; returns the header's five numbers about them."""
     topics: dict[bytes, int] = {}
     publishers: dict[bytes, int] = {}
@@ -232,8 +230,7 @@ def _filled(columns: Iterable[list[_T] | None], runs: Sequence[Run], missing: _T
     """One value per message: a run without the column has `missing` for each of its messages."""
     return list(
         chain.from_iterable(
-            repeat(missing, run.count) if values is None else values
-            for run, values in zip(runs, columns, strict=True)
+            repeat(missing, run.count) if values is None else values for run, values in zip(runs, columns, strict=True)
         )
     )
 
@@ -251,9 +248,7 @@ def encode_changes(records: Sequence[bytes], base: int, time_ms: int, writer: in
     length = HEADER_BYTES + len(body)
     if length > FRAME_BYTES_MAX:
         raise ValueError(f"a frame of {length} bytes is more than {FRAME_BYTES_MAX}")
-    head = _head(
-        MAGIC, CHANGES, 0, 0, length, crc32(body), base, time_ms, len(records), 0, 0, 0, 0, 0, writer
-    )
+    head = _head(MAGIC, CHANGES, 0, 0, length, crc32(body), base, time_ms, len(records), 0, 0, 0, 0, 0, writer)
     return b"".join((head, _u32(crc32(head)), body))
 
 
@@ -374,9 +369,7 @@ class _Columns:
             return [b""] * (b - a)
         return [buf[start + x : start + y] for x, y in pairwise(offsets)]
 
-    def cut(
-        self, a: int, b: int
-    ) -> tuple[list[bytes], list[bytes] | None, list[int] | None, list[bytes] | None]:
+    def cut(self, a: int, b: int) -> tuple[list[bytes], list[bytes] | None, list[int] | None, list[bytes] | None]:
         """Payloads, properties, expiries and uuids of the messages a … b-1."""
         properties = expiries = uuids = None
         if self._properties >= 0:

@@ -194,9 +194,7 @@ class IndexBuilder(FrameTable):
     def prefix_topics(self, prefix: bytes) -> Iterator[bytes]:
         return iter([topic for topic in self.topics[:] if topic.startswith(prefix)])
 
-    def build(
-        self, sequence: int = 0, base: int = 0, end: int = 0, segment_bytes: int = 0, writer: int = 0
-    ) -> bytes:
+    def build(self, sequence: int = 0, base: int = 0, end: int = 0, segment_bytes: int = 0, writer: int = 0) -> bytes:
         """The index file. Meant for a thread of its own: it lets others run in between."""
         topics = self.topics
         chunks = [sorted(topics[i : i + _SORT_CHUNK]) for i in range(0, len(topics), _SORT_CHUNK)]

@@ -258,9 +258,7 @@ class _Found:
         self.grows = True
 
 
-def _candidates(
-    shelf: Shelf, table: FrameTable, wanted: Wanted | None, first: int, after: int
-) -> Sequence[int]:
+def _candidates(shelf: Shelf, table: FrameTable, wanted: Wanted | None, first: int, after: int) -> Sequence[int]:
     """The frames in first … after-1 that may hold something wanted."""
     if wanted is None or after - first < PLAIN_FRAMES:
         return range(first, after)

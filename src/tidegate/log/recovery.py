@@ -64,9 +64,7 @@ def examine(
             return Examined(None, len(buf), base, index, [whole])
         header = SegmentHeader(sequence, first.base, first.time_ms, first.writer)
         damages.append(
-            Damage(
-                name, 0, SEGMENT_HEADER_BYTES, first.base, first.base - 1, "the segment's header is damaged"
-            )
+            Damage(name, 0, SEGMENT_HEADER_BYTES, first.base, first.base - 1, "the segment's header is damaged")
         )
     position = header.base
     pending: list[Scanned] = []  # damage since the last valid frame
@@ -100,9 +98,7 @@ def _add(index: IndexBuilder, offset: int, header: FrameHeader, topics: list[byt
     return header.end
 
 
-def _told(
-    pending: list[Scanned], name: str, position: int, next_base: int | None, index: IndexBuilder
-) -> list[Damage]:
+def _told(pending: list[Scanned], name: str, position: int, next_base: int | None, index: IndexBuilder) -> list[Damage]:
     """The damage between a valid frame that ends at `position` and the next, which begins at
     `next_base`; messages lost are noted in the index for readers that pass."""
     damages = []

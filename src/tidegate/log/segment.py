@@ -68,9 +68,7 @@ class SegmentHeader(NamedTuple):
 
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
-    head = _HEAD.pack(
-        SEGMENT_MAGIC, SEGMENT_VERSION, header.sequence, header.base, header.created_ms, header.writer
-    )
+    head = _HEAD.pack(SEGMENT_MAGIC, SEGMENT_VERSION, header.sequence, header.base, header.created_ms, header.writer)
     return head + _U32.pack(crc32(head))
 
 

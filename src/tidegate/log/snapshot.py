@@ -142,9 +142,7 @@ def load_snapshot(folder: Path) -> tuple[int, Iterator[list[bytes]], list[Damage
         records = _records_of(buf)
         if writer is None or records is None:
             what = "header" if writer is None else "end"
-            report.append(
-                Damage(path.name, 0, len(buf), position, position - 1, f"the snapshot's {what} is damaged")
-            )
+            report.append(Damage(path.name, 0, len(buf), position, position - 1, f"the snapshot's {what} is damaged"))
             if writer is not None and salvage is None:
                 salvage = position, _frames(buf, len(buf), path.name, position, writer, None, report), report
             continue

@@ -105,6 +105,16 @@ class SegmentFile:
         whole = self.fetch(0, self.length)
         return examine(whole, self.name, self.sequence, last=last, base=self.base, next_base=next_base)
 
+    def make_durable(self, size: int | None = None) -> None:
+        """Sync the file, cut to `size` before if that is given. Raises OSError."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if size is not None:
+                os.ftruncate(fd, size)
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
     def write_index(self) -> None:
         """Let the file take the builder's place. Raises OSError."""
         builder = self.builder

@@ -130,9 +130,7 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
         self.clean = as_left or (marker is None and not any(map(_ours, names)))
         if marker is not None:
             if not as_left and marker[0] > self.end:
-                lost = Damage(
-                    segment_name(marker[1]), 0, 0, self.end, marker[0] - 1, "the end of the log is missing"
-                )
+                lost = Damage(segment_name(marker[1]), 0, 0, self.end, marker[0] - 1, "the end of the log is missing")
                 self.report.append(lost)
             (folder / "CLEAN").unlink()
             fsync_folder(folder)
@@ -165,9 +163,7 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
             return segment
         following = None
         if after is not None:
-            following = parse_segment_header(
-                _first_bytes(self.folder / segment_name(after), SEGMENT_HEADER_BYTES)
-            )
+            following = parse_segment_header(_first_bytes(self.folder / segment_name(after), SEGMENT_HEADER_BYTES))
         found = examine(
             path.read_bytes(), path.name, sequence, last=after is None and may_cut, base=base,
             next_base=following.base if following and after == sequence + 1 else None,
@@ -182,8 +178,7 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
             return None
         segment = SegmentFile(path, found.header, found.index, self._mapped)
         segment.end, segment.length = found.end, found.keep_bytes
-        if found.keep_bytes < size:
-            os.truncate(path, found.keep_bytes)
+        segment.make_durable(found.keep_bytes if found.keep_bytes < size else None)
         segment.take_facts(found.index)
         try:
             segment.write_index()
@@ -286,11 +281,7 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
         with self._indexing:
             for segment in tuple(self._unindexed):
                 try:
-                    fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
-                    try:
-                        os.fdatasync(fd)
-                    finally:
-                        os.close(fd)
+                    segment.make_durable()
                     segment.write_index()
                 except OSError:
                     if not segment.dropped:
