@@ -9,7 +9,7 @@ published in.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import Any
 
@@ -51,7 +51,7 @@ class Broker:
         now_s: float,
         now_ms: int,
         wake: Callable[[], None],
-        report: Callable[[str, dict[str, object]], None],
+        report: Callable[[str, Mapping[str, object]], None],
     ) -> None:
         self.config = config
         self.log = log
@@ -157,20 +157,20 @@ class Broker:
         if not runs:
             return
         dispatcher = self.dispatcher
-        size = BYTES_FACTOR * self.pending_bytes + RUN_OVERHEAD * len(runs)
+        pending, size = self.pending, self.pending_bytes
         counters = self.counters
-        counters.publishes_received += self.pending
-        counters.messages_received += self.pending
-        counters.publish_bytes_received += self.pending_bytes
+        counters.publishes_received += pending
+        counters.publish_bytes_received += size
         self.runs = []
         self.pending = self.pending_bytes = 0
-        acknowledge, self.acks = self.acks, []
-        pubrecs, self.pubrecs = self.pubrecs, []
-        own_changes, self.run_changes = self.run_changes, []
-        stored = runs if self.store_qos0 else [r for r in runs if r.flags]
+        acknowledge = self.acks
+        if acknowledge:
+            self.acks = []
         records = dispatcher.changes
-        if own_changes:
-            records = records + own_changes
+        if self.run_changes:
+            records = records + self.run_changes
+            self.run_changes = []
+        stored = runs if self.store_qos0 else [r for r in runs if r.flags]
         try:
             self.ticket = self.log.append(stored, records, self.now_ms)
         except StorageError as error:
@@ -181,17 +181,19 @@ class Broker:
         if records:
             dispatcher.changes = []
             self.changes_bytes += sum(map(len, records))
-        self.on_refusal.clear()
+        if self.on_refusal:
+            self.on_refusal.clear()
         if stored:
-            self.tail.add(stored[0].base, stored, size)
-        if self.store_qos0:
+            self.tail.add(stored[0].base, stored, BYTES_FACTOR * size + RUN_OVERHEAD * len(runs))
+        if stored is runs:
             dispatcher.deliver(runs)
         else:
             dispatcher.deliver_unstored([r for r in runs if not r.flags])
             dispatcher.deliver(stored)
         held = dispatcher.held
-        for link, pid, reason in pubrecs:
-            held.append((link, encode(Pubrec(pid, reason), link.version)))
+        if self.pubrecs:
+            held += [(link, encode(Pubrec(pid, reason), link.version)) for link, pid, reason in self.pubrecs]
+            self.pubrecs.clear()
         if acknowledge:
             for link, pids, matched in acknowledge:
                 held.append((link, acks.pubacks(pids, 0 if matched or not link.v5 else 0x10)))
@@ -327,14 +329,16 @@ class Broker:
         return True
 
     def _release(self, held: list[tuple[Link, Held]]) -> None:
-        send = self.dispatcher.send
+        dirty = self.dispatcher.dirty
         for link, what in held:
             if link.phase is Phase.CLOSED:
                 continue
-            if isinstance(what, bytes):
-                send(link, what)
+            if type(what) is bytes:
+                if not link.out:
+                    dirty.append(link)
+                link.out.append(what)
             else:
-                what()
+                what()  # type: ignore[operator]
 
     def _write(self) -> None:
         """One write per connection."""
@@ -347,7 +351,7 @@ class Broker:
             out = link.out
             if out:
                 data = out[0] if len(out) == 1 else b"".join(out)
-                link.out = []
+                out.clear()
                 link.out_bytes = 0
                 sent += len(data)
                 link.write(data)
@@ -367,6 +371,7 @@ class Broker:
     def _refuse(self, acknowledge: list[tuple[Link, list[bytes], bool]], runs: list[Run], error: StorageError) -> None:
         """The log did not take the messages: nobody gets them, and their publishers are told (C5, S1.25)."""
         self._storage_lost(error)
+        self.pubrecs.clear()
         self.counters.dropped["refused by the log"] += sum(run.count for run in runs)
         undo, self.on_refusal = self.on_refusal, []
         for take_back in reversed(undo):

@@ -81,7 +81,8 @@ def ingest(broker: Broker, link: Link, data: bytes) -> None:
     if pos < end:
         rest += data[pos:]
         link.more = _complete_at(rest)
-    broker.counters.messages_received += packets
+    if packets:
+        broker.counters.messages_received += packets
     if broker.pending_bytes > TICK_BYTES_MAX:
         broker.flush()
     elif broker.runs and not broker.ticking and not (broker.pending <= HURRY_MESSAGES_MAX and broker.hurry()):
@@ -142,6 +143,7 @@ def _publishes_qos1(broker: Broker, link: Link, data: bytes, pos: int, end: int)
     broker.runs.append(run)
     broker.acks.append((link, pids, route.matched))
     broker.pending += run.count
+    broker.counters.messages_received += run.count
     broker.pending_bytes += pos - began
     return pos
 
@@ -194,6 +196,7 @@ def _publishes_qos0(broker: Broker, link: Link, data: bytes, pos: int, end: int)
     run.route = route
     broker.runs.append(run)
     broker.pending += run.count
+    broker.counters.messages_received += run.count
     broker.pending_bytes += pos - began
     return pos
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, cast
 
 from tidegate.broker import timers
+from tidegate.broker.ingest import ingest
+from tidegate.errors import PeerError
 from tidegate.limits import SEND_BYTES_MAX
 from tidegate.session.link import Link, Phase
 
@@ -14,13 +17,15 @@ if TYPE_CHECKING:
 
 
 class Connection(Link, asyncio.Protocol):
-    __slots__ = ("broker", "open_connections", "transport")
+    __slots__ = ("broker", "buffered", "descriptor", "open_connections", "transport")
 
     def __init__(self, broker: Broker, open_connections: set[Connection]) -> None:
         super().__init__()
         self.broker = broker
         self.open_connections = open_connections
         self.transport: asyncio.Transport | None = None
+        self.descriptor = -1
+        self.buffered = False  # the transport holds bytes that the socket did not take
 
     # ── what the event loop calls ──
 
@@ -32,13 +37,17 @@ class Connection(Link, asyncio.Protocol):
             self.transport.abort()
             return
         self.open_connections.add(self)
+        self.descriptor = transport.get_extra_info("socket").fileno()
         self.peer = ":".join(str(part) for part in (transport.get_extra_info("peername") or ("?",))[:2])
         self.transport.set_write_buffer_limits(high=SEND_BYTES_MAX, low=SEND_BYTES_MAX // 4)
         timers.watch_new(self.broker, self)
 
     def data_received(self, data: bytes) -> None:
         if self.phase is not Phase.CLOSED:
-            self.broker.receive(self, data)
+            try:
+                ingest(self.broker, self, data)
+            except PeerError as error:
+                self.broker.fault(self, error)
 
     def pause_writing(self) -> None:
         self.paused = True
@@ -54,8 +63,25 @@ class Connection(Link, asyncio.Protocol):
     # ── what the core calls ──
 
     def write(self, data: bytes) -> None:
-        if self.transport is not None:
-            self.transport.write(data)
+        """Straight into the socket, while it takes everything; the transport keeps what it does not."""
+        transport = self.transport
+        if transport is None:
+            return
+        if self.buffered:
+            if transport.get_write_buffer_size():
+                transport.write(data)
+                return
+            self.buffered = False
+        try:
+            sent = os.write(self.descriptor, data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            transport.abort()
+            return
+        if sent < len(data):
+            self.buffered = True
+            transport.write(data[sent:])
 
     def close(self) -> None:
         if self.transport is not None:
