@@ -56,21 +56,23 @@ class BrokerProcess:
         self.process: subprocess.Popen[str] | None = None
         self.log_path = data.parent / (data.name + ".log")
 
-    def start(self, timeout_s: float = 60.0) -> BrokerProcess:
+    def spawn(self) -> subprocess.Popen[str]:
+        """Begin to start, without waiting until it listens."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
         for path, value in self.settings.items():
             environment["TIDEGATE_" + path.replace("__", "_").upper()] = str(value)
         with self.log_path.open("a") as log:
             self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "tidegate.cli", "broker", "--data", str(self.data)),
-                    *("--port", str(self.port), "--durability", self.durability),
-                ],
+                [sys.executable, "-m", "tidegate.cli", "broker", *self.arguments()],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 env=environment,
             )
+        return self.process
+
+    def start(self, timeout_s: float = 60.0) -> BrokerProcess:
+        self.process = self.spawn()
         deadline_s = time.monotonic() + timeout_s
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -82,6 +84,9 @@ class BrokerProcess:
                 break
         self.process.wait(5)
         raise RuntimeError(f"the broker did not start: {self.log()[-2000:]}")
+
+    def arguments(self) -> list[str]:
+        return ["--data", str(self.data), "--port", str(self.port), "--durability", self.durability]
 
     def log(self) -> str:
         return self.log_path.read_text() if self.log_path.exists() else ""

@@ -32,7 +32,7 @@ def attach_kept(broker: BrokerProcess, client_id: str, version: int = 5, **conne
 
 
 def eventually(look: Callable[[], T], timeout_s: float = 20.0) -> T:
-    """What `look` returns as soon as it is true: for what happens beside the protocol and announces itself to nobody."""
+    """What `look` returns as soon as it is true: for what happens beside the protocol and is announced to nobody."""
     deadline_s = time.monotonic() + timeout_s
     while not (found := look()):
         assert time.monotonic() < deadline_s, "it did not happen in time"
@@ -52,10 +52,10 @@ def stored_payloads(data: Path, topic: bytes | None = None) -> list[bytes]:
     return [record.run.payloads[record.at] for record in stored_messages(data, topic)]
 
 
-def state_of(data: Path, kind: int) -> Iterator[bytes]:
-    """The state records of a kind, in the order a recovery would apply them."""
+def state_of(data: Path, *kinds: int) -> Iterator[bytes]:
+    """The state records of some kinds, in the order a recovery would apply them."""
     for batch in state_records(data):
-        yield from (record for record in batch if record[0] == kind)
+        yield from (record for record in batch if record[0] in kinds)
 
 
 def stored_session(data: Path, client_id: str) -> inspect.SessionFacts | None:

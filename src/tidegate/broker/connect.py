@@ -294,8 +294,10 @@ def record(broker: Broker, session: Session, connected: bool) -> None:
 
 def refuse(broker: Broker, link: Link, reason: int, why: str) -> None:
     """A CONNECT that is not accepted: a CONNACK with the reason, where the client can understand one."""
-    # A 3.x client understands five reasons only; for the rest the connection is just closed.
-    if link.v5 or (connack_code_v3(reason) and reason not in (Reason.MALFORMED_PACKET, Reason.PROTOCOL_ERROR)):
+    # A 3.x client understands five reasons only; for the rest the connection is just closed. So it is when the
+    # first packet is too large to be looked at: it may not even be a CONNECT.
+    silent = (Reason.MALFORMED_PACKET, Reason.PROTOCOL_ERROR, Reason.PACKET_TOO_LARGE)
+    if link.v5 or (connack_code_v3(reason) and reason not in silent):
         properties = Properties(reason_string=why.encode()) if link.v5 else NO_PROPERTIES
         broker.dispatcher.send(link, encode(Connack(False, reason, properties), link.version))
     broker.links.discard(link)

@@ -23,7 +23,7 @@ from tidegate.delivery.dispatcher import Dispatcher
 from tidegate.delivery.group import Group
 from tidegate.delivery.routes import RouteTable
 from tidegate.delivery.tail import Tail
-from tidegate.errors import PeerError, ProtocolViolation, StorageError
+from tidegate.errors import MalformedPacket, PeerError, ProtocolViolation, StorageError
 from tidegate.limits import UNSTORED_BYTES_MAX
 from tidegate.log.run import Run
 from tidegate.ports.commitlog import CommitLog
@@ -31,7 +31,7 @@ from tidegate.router import RetainedStore
 from tidegate.session.flights import Flight, Flights, State
 from tidegate.session.link import Link, Phase
 from tidegate.session.session import Reader, Session
-from tidegate.wire import NO_PROPERTIES, Disconnect, Packet, Properties, Pubrec, decode, encode
+from tidegate.wire import NO_PROPERTIES, Disconnect, Packet, Properties, Pubrec, decode, encode, peek_version
 
 Held = bytes | Callable[[], None]
 
@@ -67,7 +67,7 @@ class Broker:
         self.retained = RetainedStore(
             messages_max=config.retained.messages_max, bytes_max=config.retained.bytes_max
         )
-        self.retained_delivery = RetainedDelivery(self.dispatcher, self.retained)
+        self.retained_delivery = RetainedDelivery(self.dispatcher, self.retained, config.log.store_qos0)
         self.catch_up = CatchUp(self.dispatcher, self._overrun, self._retained_at)
         self.sessions: dict[bytes, Session] = {}
         self.sessions_by_number: dict[int, Session] = {}
@@ -86,6 +86,11 @@ class Broker:
         self.run_changes: list[bytes] = []  # state changes that stand or fall with these runs
         self.pending = 0  # messages in `runs`
         self.pending_bytes = 0
+        self.urgent = False  # somebody seems to wait for its acknowledgement
+        # Handed to the live readers, and now to be appended.
+        self.delivered: list[Run] = []
+        self.delivered_messages = 0
+        self.delivered_bytes = 0
         self.acks: list[tuple[Link, list[bytes], bool]] = []  # QoS 1: (publisher, packet ids, anyone interested)
         self.pubrecs: list[tuple[Link, int, int]] = []  # QoS 2: (publisher, packet id, reason)
         self.on_refusal: list[Callable[[], None]] = []  # what takes back a publish that could not be stored
@@ -130,7 +135,7 @@ class Broker:
         dispatcher = self.dispatcher
         dispatcher.now_ms = self.now_ms
         dispatcher.now_s = self.now_s
-        if self.runs:
+        if self.runs or self.delivered:
             self.settle()
         if dispatcher.behind:
             self.catch_up.turn()
@@ -151,18 +156,50 @@ class Broker:
         self._write()
         return None
 
+    def hand_over(self) -> bool:
+        """Give the collected runs to the live readers ahead of the append, which can then serve several ticks.
+
+        Only for plain QoS 0 and 1 messages, which do not wait for the log. Returns whether that was possible."""
+        runs = self.runs
+        for run in runs:
+            if run.flags > 1 or run.expiries is not None or not self.store_qos0:
+                return False
+        dispatcher = self.dispatcher
+        dispatcher.now_ms = self.now_ms
+        dispatcher.now_s = self.now_s
+        base = self.log.end + self.delivered_messages
+        for run in runs:
+            run.base = base
+            run.time_ms = self.now_ms
+            base += run.count
+        self.runs = []
+        self.delivered += runs
+        self.delivered_messages += self.pending
+        self.delivered_bytes += self.pending_bytes
+        self.pending = self.pending_bytes = 0
+        dispatcher.deliver(runs)
+        self._write()
+        return True
+
     def settle(self) -> None:
         """Append what has been collected and hand it to the live readers."""
-        runs = self.runs
-        if not runs:
+        early, runs = self.delivered, self.runs
+        if not runs and not early:
             return
         dispatcher = self.dispatcher
-        pending, size = self.pending, self.pending_bytes
+        messages = self.pending + self.delivered_messages
+        size = self.pending_bytes + self.delivered_bytes
         counters = self.counters
-        counters.publishes_received += pending
+        counters.publishes_received += messages
         counters.publish_bytes_received += size
         self.runs = []
         self.pending = self.pending_bytes = 0
+        self.urgent = False
+        undelivered = runs
+        if early:
+            runs = early + runs
+            self.delivered = []
+            self.delivered_messages = self.delivered_bytes = 0
         acknowledge = self.acks
         if acknowledge:
             self.acks = []
@@ -174,6 +211,8 @@ class Broker:
         try:
             self.ticket = self.log.append(stored, records, self.now_ms)
         except StorageError as error:
+            if early:
+                self.log.skip(messages)  # their positions have been seen: nobody else gets them (I10)
             self._refuse(acknowledge, runs, error)
             return
         if not self.storing:
@@ -185,11 +224,11 @@ class Broker:
             self.on_refusal.clear()
         if stored:
             self.tail.add(stored[0].base, stored, BYTES_FACTOR * size + RUN_OVERHEAD * len(runs))
-        if stored is runs:
-            dispatcher.deliver(runs)
-        else:
+        if stored is not runs:
             dispatcher.deliver_unstored([r for r in runs if not r.flags])
             dispatcher.deliver(stored)
+        elif undelivered:
+            dispatcher.deliver(undelivered)
         held = dispatcher.held
         if self.pubrecs:
             held += [(link, encode(Pubrec(pid, reason), link.version)) for link, pid, reason in self.pubrecs]
@@ -221,10 +260,14 @@ class Broker:
         if link.phase is Phase.NEW:
             if first >> 4 != 1:
                 raise ProtocolViolation("the first packet must be CONNECT")  # [MQTT-3.1.0-1]
+            link.version = peek_version(body) or 4  # so that a refusal can be understood
+            link.v5 = link.version == 5
             connect.on_connect(self, link, decode(first, body, 4))
             return
         handler = HANDLERS.get(first >> 4)
         if handler is None:
+            if first < 0x10:
+                raise MalformedPacket("packet type 0 is reserved")
             raise ProtocolViolation(f"a client must not send packet type {first >> 4}")
         handler(self, link, decode(first, body, link.version))
 
@@ -257,7 +300,7 @@ class Broker:
     def next_position(self) -> int:
         """The position that the next message of this tick will have."""
         if self.store_qos0:
-            return self.log.end + self.pending
+            return self.log.end + self.delivered_messages + self.pending
         return self.log.end + sum(run.count for run in self.runs if run.flags)
 
     def change(self, record: bytes) -> None:

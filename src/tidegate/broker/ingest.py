@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidegate.delivery.encode import KEY_V4_QOS0, KEY_V4_QOS1, KEY_V5_QOS0, KEY_V5_QOS1
-from tidegate.errors import MalformedPacket, Refused
+from tidegate.errors import MalformedPacket, ProtocolViolation, Refused
 from tidegate.limits import CONNECT_BYTES_MAX, TICK_BYTES_MAX
 from tidegate.log.run import Run
 from tidegate.session.flights import PUBACKS, State
@@ -24,6 +24,9 @@ NO_PID = b"\0\0"
 
 # A tick of so few messages may be carried out at once, without waiting for what other connections have to say.
 HURRY_MESSAGES_MAX = 4
+
+# Who publishes again within so short a time is probably waiting for its acknowledgement.
+URGENT_S = 0.005
 
 
 def ingest(broker: Broker, link: Link, data: bytes) -> None:
@@ -110,7 +113,9 @@ def _publishes_qos1(broker: Broker, link: Link, data: bytes, pos: int, end: int)
     topic = data[body + 2 : pid_at]
     route = broker.table.routes.get(topic)
     if route is None:
-        route = broker.table.resolve(topic)
+        route = broker.table.admit(topic)
+        if route is None:
+            return pos
     prefix = data[body:pid_at]  # the topic with its length, as the packets of the run repeat it
     prefix_length = pid_at - body
     began = pos
@@ -135,13 +140,16 @@ def _publishes_qos1(broker: Broker, link: Link, data: bytes, pos: int, end: int)
             break
     pids = parts[1::3]
     if NO_PID in pids:
-        raise MalformedPacket("PUBLISH with packet id 0")  # [MQTT-2.2.1-3]
+        raise ProtocolViolation("PUBLISH with packet id 0")  # [MQTT-2.2.1-3]
     payloads = [tail[1:] for tail in parts[2::3]] if v5 else parts[2::3]
     run = Run(topic, link.client_id, broker.tenant, 1, payloads)
     run.variants = {KEY_V5_QOS1 if v5 else KEY_V4_QOS1: parts}
     run.route = route
     broker.runs.append(run)
     broker.acks.append((link, pids, route.matched))
+    if broker.now_s - link.published_s < URGENT_S:
+        broker.urgent = True
+    link.published_s = broker.now_s
     broker.pending += run.count
     broker.counters.messages_received += run.count
     broker.pending_bytes += pos - began
@@ -167,7 +175,9 @@ def _publishes_qos0(broker: Broker, link: Link, data: bytes, pos: int, end: int)
     topic = data[body + 2 : topic_end]
     route = broker.table.routes.get(topic)
     if route is None:
-        route = broker.table.resolve(topic)
+        route = broker.table.admit(topic)
+        if route is None:
+            return pos
     prefix = data[body:topic_end]
     prefix_length = topic_end - body
     began = pos

@@ -21,25 +21,27 @@ STEPS_PER_TURN = 4 * RETAINED_PER_TICK
 
 
 class Stream:
-    __slots__ = ("scan", "target")
+    __slots__ = ("before", "scan", "target")
 
-    def __init__(self, scan: RetainedScan, target: Target) -> None:
+    def __init__(self, scan: RetainedScan, target: Target, before: int) -> None:
         self.scan = scan
         self.target = target
+        self.before = before  # what was stored from here on reaches the subscription as itself
 
 
 class RetainedDelivery:
-    def __init__(self, dispatcher: Dispatcher, store: RetainedStore) -> None:
+    def __init__(self, dispatcher: Dispatcher, store: RetainedStore, store_qos0: bool = True) -> None:
         self.dispatcher = dispatcher
         self.store = store
+        self.stored_qos = 0 if store_qos0 else 1  # messages below it have no position of their own
         self.links: deque[Link] = deque()  # have a turn coming
 
-    def start(self, link: Link, subscription: Subscription) -> None:
-        """Begin to hand over what matches a new subscription."""
+    def start(self, link: Link, subscription: Subscription, before: int) -> None:
+        """Begin to hand over what matches a new subscription and was stored before that position."""
         target = Target(RETAINED_READER, link, [subscription])
         if link.retained_streams is None:
             link.retained_streams = []
-        link.retained_streams.append(Stream(self.store.scan(subscription.pattern), target))
+        link.retained_streams.append(Stream(self.store.scan(subscription.pattern), target, before))
         self.resume(link)
 
     def resume(self, link: Link) -> None:
@@ -62,6 +64,8 @@ class RetainedDelivery:
         if room <= 0 or link.paused or link.out_bytes > SEND_BYTES_MAX:
             return  # goes on when the client acknowledges or its socket drains
         for message in stream.scan.take(now_ms, room, STEPS_PER_TURN):
+            if message.position >= stream.before and message.qos >= self.stored_qos:
+                continue
             qos = min(message.qos, stream.target.qos)
             self.dispatcher.send_message(
                 link, session, RETAINED_READER, stream.target, run_of(message), 0, qos, retained=True

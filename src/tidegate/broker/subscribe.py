@@ -47,12 +47,13 @@ def on_subscribe(broker: Broker, link: Link, packet: Subscribe) -> None:
     why = broker.why(link, first_error) if first_error is not None else NO_PROPERTIES
     broker.hold(link, Suback(packet.packet_id, tuple(reasons), why))
     if retained and len(broker.retained):
-        broker.dispatcher.hold(link, lambda: _start_retained(broker, link, retained))
+        before = broker.log.end
+        broker.dispatcher.hold(link, lambda: _start_retained(broker, link, retained, before))
 
 
-def _start_retained(broker: Broker, link: Link, subscriptions: list[Subscription]) -> None:
+def _start_retained(broker: Broker, link: Link, subscriptions: list[Subscription], before: int) -> None:
     for subscription in subscriptions:
-        broker.retained_delivery.start(link, subscription)
+        broker.retained_delivery.start(link, subscription, before)
 
 
 def _subscribe(
@@ -62,7 +63,7 @@ def _subscribe(
     levels_max = broker.config.mqtt.topic_levels_max
     parsed = parse(request.filter, levels_max)
     check_filter(parsed.filter, levels_max)
-    if parsed.kind == "plain" and parsed.filter.startswith(b"$") and not parsed.filter.startswith(b"$SYS"):
+    if parsed.filter.startswith(b"$") and parsed.filter.split(b"/", 1)[0] != b"$SYS":
         raise Refused(f"unknown $ topic {parsed.filter.decode()!r}", reason=Reason.TOPIC_FILTER_INVALID)
     before = session.subscriptions.get(request.filter)
     if before is None and len(session.subscriptions) >= broker.config.mqtt.subscriptions_per_session_max:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tidegate.broker.core import Broker
 
 PREFIX = b"$SYS/broker/"
+NOWHERE = -1  # the position of what is not in the log: before everything that is
 AVERAGES = ((1, b"1min"), (5, b"5min"), (15, b"15min"))
 RATES = (
     (b"messages/received", "messages_received"),
@@ -52,7 +53,7 @@ class SysTopics:
             if self._shown.get(topic) == payload:
                 continue
             self._shown[topic] = payload
-            broker.retained.put(Retained(topic, payload, 0, b"", None, broker.now_ms, 0, b""))
+            broker.retained.put(Retained(topic, payload, 0, b"", None, broker.now_ms, NOWHERE, b""))
             publish_unstored(broker, topic, payload)
 
     def values(self) -> dict[bytes, bytes]:

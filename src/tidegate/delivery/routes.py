@@ -8,7 +8,7 @@ goes (S0.2), and made again from the subscription index at the next message.
 from __future__ import annotations
 
 from tidegate.delivery.encode import VariantKey, encode_sub_ids, variant_key
-from tidegate.errors import Refused
+from tidegate.errors import PeerError, Refused
 from tidegate.limits import ROUTES_MAX
 from tidegate.router import SubscriptionIndex, check_topic, has_wildcard, matches
 from tidegate.session.link import Link
@@ -83,10 +83,22 @@ class RouteTable:
             Target(reader, reader.session.link if reader.session is not None else None, subscriptions)
             for reader, subscriptions in by_reader.items()
         ]
+        route = Route(topic, targets, bool(found))
+        if topic.startswith(b"$"):
+            return route  # the broker's own: never among the ready-made ones that publishers look into
         if len(self.routes) >= ROUTES_MAX:
             self.routes.clear()
-        route = self.routes[topic] = Route(topic, targets, bool(found))
+        self.routes[topic] = route
         return route
+
+    def admit(self, topic: bytes) -> Route | None:
+        """`resolve` for a client on the fast path: None where it may not publish; the plain way says why."""
+        if topic.startswith(b"$"):
+            return None
+        try:
+            return self.resolve(topic)
+        except PeerError:
+            return None
 
     def subscribe(self, subscription: Subscription) -> None:
         self.index.add(subscription.pattern, _key(subscription), subscription)

@@ -45,6 +45,9 @@ class CommitLog(Protocol):
 
         Returns the ticket. Raises StorageError with nothing stored if it cannot."""
 
+    def skip(self, positions: int) -> None:
+        """Leave out so many positions: the next message gets a later one."""
+
     def commit(self) -> None:
         """Everything appended should now become safe. Returns at once."""
 

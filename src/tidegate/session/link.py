@@ -44,6 +44,7 @@ class Link:
         "peer",
         "phase",
         "problem_info",
+        "published_s",
         "received_bytes",
         "received_packets",
         "rest",
@@ -71,6 +72,7 @@ class Link:
         self.rest = bytearray()
         self.more = 0
         self.seen_s = 0.0
+        self.published_s = 0.0  # when it last sent a QoS 1 message
         self.keep_alive_s = 0
         self.connected_at_s = 0.0
         self.acks: list[bytes] = []  # packet ids of QoS 1 messages whose PUBACK waits for the log

@@ -88,6 +88,9 @@ class EmbeddedLog:
             self.stored = self._ticket
         return self._ticket
 
+    def skip(self, positions: int) -> None:
+        self.end += positions
+
     def commit(self) -> None:
         """Sync on the other thread; while one is under way, everything appended shares the next."""
         if not self._syncing and self._wait_for_disk:
