@@ -47,6 +47,7 @@ class Log:
         7 * DAY, "messages older than this are trimmed, but not below what sessions need", 1
     )
     hard_bytes: int = setting(64 * GIB, "above this even what sessions need is trimmed; they are told", MIB)
+    clean_interval_s: int = setting(5, "seconds between two looks at what may be trimmed", 1, HOUR)
     tail_bytes: int = setting(
         64 * MIB, "how much of the log's end is kept in memory for readers", 64 * KIB, 64 * GIB
     )

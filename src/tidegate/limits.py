@@ -18,6 +18,9 @@ ROUTES_MAX = 100_000
 CATCH_UP_BYTES = 256 << 10
 CATCH_UP_RUNS = 512
 
+# How many of them get a turn per tick: live messages wait no longer than that.
+CATCH_UP_READERS = 8
+
 # Decoded messages kept for all readers that are behind together; above it they are read again from disk.
 CATCH_UP_HELD_BYTES_MAX = 64 << 20
 
@@ -29,6 +32,9 @@ RETAINED_PER_TICK = 256
 
 # Retained matches waiting for one connection: one iterator a SUBSCRIBE filter.
 RETAINED_STREAMS_MAX = 10_000
+
+# Topics of the broker's own ($SYS), which take no room from the users' retained messages.
+OWN_TOPICS_MAX = 10_000
 
 # How often acknowledged positions of persistent sessions are written to the log.
 POSITION_INTERVAL_MS = 100

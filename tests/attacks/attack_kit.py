@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import BrokerProcess, RawClient
-from tidegate.wire import Disconnect, Packet, Publish
+from tidegate.wire import Disconnect, Packet, Pingreq, Publish
 
 PATIENCE_S = 60.0  # for what takes long on a busy machine; nothing here measures time
 
@@ -102,17 +102,19 @@ class Observer:
         """Wait until the values are as expected."""
         deadline_s = time.monotonic() + PATIENCE_S
         while not holds(self._values):
-            assert time.monotonic() < deadline_s, f"{what}: still {self.counts()}"
+            assert time.monotonic() < deadline_s, f"{what}: still {self._values}"
             news = self._client.expect(Publish)
             self._values[news.topic.decode()] = news.payload.decode()
         return self._values
 
-    def afresh(self) -> dict[str, str]:
-        """The values of an update that began after this call."""
-        for _ in range(2):
+    def afresh(self) -> None:
+        """Wait for an update that began after this call, and was not on its way yet."""
+        self._client.send(Pingreq())
+        while isinstance(news := self._client.receive(), Publish):
+            self._values[news.topic.decode()] = news.payload.decode()
+        for _ in range(2):  # the first may have begun before; every update brings a new uptime
             self._values.pop("$SYS/broker/uptime", None)
             self.until(lambda values: "$SYS/broker/uptime" in values, "an update")
-        return self._values
 
     def counts(self) -> dict[str, int]:
         return {k: int(v) for k, v in self._values.items() if k.startswith((REFUSED, DROPPED))}
@@ -144,7 +146,8 @@ class Scene:
 
     def shows(self, topic: str, value: int) -> None:
         """`$SYS/broker/<topic>` comes to a value."""
-        self.observer.until(lambda values: values.get("$SYS/broker/" + topic) == str(value), f"{topic} is {value}")
+        self.observer.afresh()
+        self.observer.until(lambda values: values["$SYS/broker/" + topic] == str(value), f"{topic} is {value}")
 
     def took_in(self, sent_bytes: int) -> None:
         """The broker has read so much in all: what an attacker that never reads has sent has been dealt with."""
@@ -167,9 +170,10 @@ class Scene:
 
     def clients_back_to(self, connected: int, sessions: int) -> None:
         def back(values: dict[str, str]) -> bool:
-            now = (values.get("$SYS/broker/clients/connected"), values.get("$SYS/broker/clients/total"))
+            now = (values["$SYS/broker/clients/connected"], values["$SYS/broker/clients/total"])
             return now == (str(connected), str(sessions))
 
+        self.observer.afresh()
         self.observer.until(back, f"{connected} clients connected, {sessions} sessions")
 
     def end(self) -> None:

@@ -194,7 +194,7 @@ def test_the_largest_subscribe_there_can_be_is_answered(make_scene, version: int
     scene = make_scene(mqtt__packet_bytes_max=1 << 20)
     before = scene.broker.rss_bytes()
     attacker = scene.open("attacker", version)
-    count = (1 << 20) // 9
+    count = (1 << 20) // 9 - 1
     for _ in range(3):
         attacker.send_bytes(subscribe_bytes([b"%06d" % i for i in range(count)], version))
         assert len(attacker.amid(Suback).reasons) == count
@@ -228,7 +228,7 @@ def test_subscribing_and_unsubscribing_in_a_storm_leaves_nothing_behind(scene: S
 
     cycle(3)
     before = scene.broker.rss_bytes()
-    cycle(12)
+    cycle(40)
     assert scene.broker.rss_bytes() - before < 16 * MIB
     scene.shows("subscriptions/count", 2)
     scene.shows("shared_subscriptions/count", 0)

@@ -122,6 +122,9 @@ class SimulatedLog:
             self.stored = self._ticket
         return self._ticket
 
+    def skip(self, positions: int) -> None:
+        self.end += positions
+
     def commit(self) -> None:
         if self.late and self._requested is None:
             self._requested = self._ticket
@@ -243,6 +246,7 @@ class SimulatedBroker:
             sys=replace(config.sys, interval_s=0),
         )
         self.fast = fast
+        self.hurrying = False  # messages are handed over ahead of the tick that appends them
         self.now_s = 1000.0
         self.reports: list[tuple[str, dict[str, object]]] = []
         self.log = log or SimulatedLog()
@@ -260,6 +264,7 @@ class SimulatedBroker:
             report=lambda event, fields: self.reports.append((event, dict(fields))),
         )
         self.broker.fast = self.fast
+        self.broker.hurry = self._hurry
         recovered = Recovery(self.broker).run(lambda *_: None)
         assert not recovered.unreadable
         self.housekeeping = Housekeeping(self.broker)
@@ -267,6 +272,12 @@ class SimulatedBroker:
 
     def _wake(self) -> None:
         self.woken = True
+
+    def _hurry(self) -> bool:
+        if self.hurrying and self.broker.hand_over():
+            self.woken = True
+            return True
+        return False
 
     @property
     def idle(self) -> bool:
@@ -350,7 +361,7 @@ class SimulatedClient:
         """What came since the last call."""
         data = bytes(self.link.written)
         self.link.written.clear()
-        return [decode(first, body, self.version) for first, body in self._stream.feed(data)]
+        return [decode(first, body, self.version, from_server=True) for first, body in self._stream.feed(data)]
 
     def only(self, kind: type) -> list[Any]:
         """Of what came since the last call, the packets of one kind."""

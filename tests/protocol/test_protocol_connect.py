@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness import Closed, RawClient
+from harness import BrokerProcess, Closed, RawClient
 from tidegate.wire import Connack, Disconnect, Pingreq, Pingresp, Properties, Reason, Will
 
 MQTT_LEVEL_6 = bytes.fromhex("100c 0004 4d515454 06 02 003c 0000")
@@ -248,8 +248,6 @@ def test_a_keep_alive_of_0_turns_it_off(client, unique):
 @pytest.fixture(scope="module")
 def strict_broker(tmp_path_factory):
     """Grants keep-alives of up to two seconds."""
-    from harness import BrokerProcess
-
     folder = tmp_path_factory.mktemp("strict") / "data"
     with BrokerProcess(folder, "memory", mqtt__keep_alive_max_s=2) as broker:
         yield broker

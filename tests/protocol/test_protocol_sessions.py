@@ -141,16 +141,17 @@ def test_disconnect_may_repeat_that_the_session_ends(client, unique):
 
 @pytest.mark.req("S4.2", "S4.8", "S4.10", "S0.12", "S0.19")
 @pytest.mark.parametrize("version", [3, 4, 5])
-def test_what_was_missed_arrives_in_order_before_what_is_new(lasting, client, unique, version):
-    """[MQTT-4.4.0-1], [MQTT-4.6.0-6]"""
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_was_missed_arrives_in_order_before_what_is_new(lasting, client, unique, version, qos):
+    """[MQTT-4.6.0-6]: the order of messages of one QoS"""
     sub = lasting(unique, version)
     sub.subscribe(unique + "/a/+", unique + "/b", qos=2)
     sub.close()
     pub = client(unique + "-p", 5)
     for i in range(50):
-        pub.publish(f"{unique}/a/{i % 3}" if i % 4 else f"{unique}/b", b"%d" % i, 1 + i % 2)
+        pub.publish(f"{unique}/a/{i % 3}" if i % 4 else f"{unique}/b", b"%d" % i, qos)
     sub = lasting(unique, version)
-    pub.publish(unique + "/b", b"50", 1)
+    pub.publish(unique + "/b", b"50", qos)
     assert [int(p) for p in sub.payloads(51)] == list(range(51))
 
 

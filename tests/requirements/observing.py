@@ -10,6 +10,7 @@ from harness import BrokerProcess, RawClient
 from tidegate.wire import Packet, Pingreq, Pingresp, Puback, Publish, encode
 
 UPTIME = "uptime"  # changes at every update of $SYS
+UPDATES_MAX = 30
 
 
 def sys_values(broker: BrokerProcess) -> dict[str, str]:
@@ -23,6 +24,7 @@ def sys_until(broker: BrokerProcess, enough: Callable[[dict[str, str]], bool]) -
         watcher.connect()
         watcher.subscribe("$SYS/broker/#")
         values: dict[str, str] = {}
+        updates = 0
         while True:
             message = watcher.message()
             values[_name(message)] = message.payload.decode()
@@ -34,6 +36,8 @@ def sys_until(broker: BrokerProcess, enough: Callable[[dict[str, str]], bool]) -
                 values[_name(packet)] = packet.payload.decode()
             if enough(values):
                 return values
+            updates += 1
+            assert updates < UPDATES_MAX, f"$SYS never got there: {values}"
 
 
 def _name(message: Publish) -> str:

@@ -18,7 +18,8 @@ def test_the_router_reaches_every_active_connection_and_no_other(start_broker):
         sub.subscribe("a")
     for sub in subs[10:]:
         sub.disconnect()
-    attach(broker, "p").publish("a", b"m", 1)
+    pub = attach(broker, "p")
+    pub.publish("a", b"m", 1)
     assert [sub.message().payload for sub in subs[:10]] == [b"m"] * 10
     sys_until(broker, lambda values: values["clients/connected"] == "12")  # ten, the publisher and who asks
 
@@ -34,8 +35,9 @@ def test_a_connection_that_breaks_is_let_go_of(start_broker):
 
 @pytest.mark.req("S3.2", "S3.3")
 def test_a_publish_is_in_the_log_once_however_many_connections_wait_for_it(broker):
-    for i in range(30):
-        attach_kept(broker, f"s{i}").subscribe("a", qos=1)  # none acknowledges anything
+    subs = [attach_kept(broker, f"s{i}") for i in range(30)]
+    for sub in subs:
+        sub.subscribe("a", qos=1)  # and acknowledges nothing
     attach(broker, "p").publish("a", b"only once in all the files", 1)
     assert copies(broker.data, b"only once in all the files") == 1
 
@@ -185,5 +187,3 @@ def _hear(sub: RawClient) -> None:
     """The broker has read everything that was sent so far."""
     sub.send(Pingreq())
     sub.amid(Pingresp)
-
-

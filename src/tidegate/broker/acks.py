@@ -95,13 +95,17 @@ def finished(broker: Broker, link: Link, flights: Flights, flight: Flight) -> No
         broker.change(_record(broker, session, flight))
     if flight.reader.number:
         broker.moved.add(flight.reader)
+        if flight.qos == 2 and flight.reader.session is None:
+            # A group's position may stay below it, where another member owes an answer.
+            flight.reader.skip = flight.reader.skip or set()
+            flight.reader.skip.add(flight.base)
     if link.waiting or link.retained_streams:
         broker.unblock(link)
 
 
 def _record(broker: Broker, session: Session, flight: Flight) -> bytes:
     reader = flight.reader
-    floor = broker.dispatcher.position(reader) if reader.number else 0
+    floor = broker.dispatcher.floor_of(reader)
     return changes.flight(session.number, reader.number, flight.pid, flight.qos, flight.state, flight.base, floor)
 
 

@@ -69,7 +69,6 @@ def on_connect(broker: Broker, link: Link, packet: Packet) -> None:
             raise Refused("no room for another session", reason=Reason.QUOTA_EXCEEDED)
         session = Session(next(broker.numbers), client_id, broker.tenant, expiry_s, broker.log.end)
         broker.sessions[client_id] = session
-        broker.sessions_by_number[session.number] = session
     session.expiry_s = expiry_s
     session.will, session.will_at_s = will, 0.0
     session.expires_at_s = 0.0
@@ -220,6 +219,8 @@ def leave(broker: Broker, link: Link, *, send_will: bool) -> None:
         if reader.live:
             reader.cursor = end
         reader.live = reader.blocked = False
+        if reader.subscription is not None:
+            broker.moved.add(reader)
         broker.catch_up.release(reader)
     link.waiting.clear()
     link.retained_streams = None
@@ -268,7 +269,6 @@ def remove(broker: Broker, session: Session) -> None:
     session.subscriptions = {}
     broker.moved.discard(session.reader)
     del broker.sessions[session.client_id]
-    del broker.sessions_by_number[session.number]
     broker.change(changes.gone(session.number))
 
 
@@ -320,7 +320,8 @@ def on_disconnect(broker: Broker, link: Link, packet: Disconnect) -> None:
         if expiry_s and not session.expiry_s:
             raise ProtocolViolation("session expiry cannot be set at DISCONNECT if it was 0")  # [MQTT-3.14.2-2]
         session.expiry_s = min(expiry_s, broker.config.mqtt.session_expiry_max_s)
-    leave(broker, link, send_will=packet.reason == Reason.DISCONNECT_WITH_WILL)
+    # Only a normal disconnection takes the will back [MQTT-3.1.2-8], [MQTT-3.14.4-3].
+    leave(broker, link, send_will=packet.reason != Reason.NORMAL_DISCONNECTION)
     broker.shut(link)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -24,14 +25,26 @@ from tidegate.delivery.group import Group
 from tidegate.delivery.routes import RouteTable
 from tidegate.delivery.tail import Tail
 from tidegate.errors import MalformedPacket, PeerError, ProtocolViolation, StorageError
-from tidegate.limits import UNSTORED_BYTES_MAX
+from tidegate.limits import OWN_TOPICS_MAX, UNSTORED_BYTES_MAX
 from tidegate.log.run import Run
 from tidegate.ports.commitlog import CommitLog
 from tidegate.router import RetainedStore
 from tidegate.session.flights import Flight, Flights, State
 from tidegate.session.link import Link, Phase
 from tidegate.session.session import Reader, Session
-from tidegate.wire import NO_PROPERTIES, Disconnect, Packet, Properties, Pubrec, decode, encode, peek_version
+from tidegate.wire import (
+    NO_PROPERTIES,
+    Ack,
+    Disconnect,
+    Packet,
+    Properties,
+    Pubrec,
+    Suback,
+    Unsuback,
+    decode,
+    encode,
+    peek_version,
+)
 
 Held = bytes | Callable[[], None]
 
@@ -67,17 +80,19 @@ class Broker:
         self.retained = RetainedStore(
             messages_max=config.retained.messages_max, bytes_max=config.retained.bytes_max
         )
-        self.retained_delivery = RetainedDelivery(self.dispatcher, self.retained, config.log.store_qos0)
-        self.catch_up = CatchUp(self.dispatcher, self._overrun, self._retained_at)
+        self.own_retained = RetainedStore(messages_max=OWN_TOPICS_MAX, bytes_max=OWN_TOPICS_MAX << 10)
+        self.retained_delivery = RetainedDelivery(
+            self.dispatcher, self.retained, self.own_retained, config.log.store_qos0
+        )
+        self.moved: set[Reader] = set()  # readers whose position is to be written
+        self.catch_up = CatchUp(self.dispatcher, self._overrun, self._retained_at, self.moved)
         self.sessions: dict[bytes, Session] = {}
-        self.sessions_by_number: dict[int, Session] = {}
         self.groups: dict[tuple[bytes, bytes], Group] = {}
         self.groups_by_number: dict[int, Group] = {}
         self.links: set[Link] = set()
         self.numbers = count(1)
-        self.deadlines = timers.Deadlines()
+        self.deadlines = timers.Deadlines(now_s)
         self.store_qos0 = config.log.store_qos0
-        self.moved: set[Reader] = set()  # readers whose position is to be written
         # This tick.
         self.ticking = False
         self._wake = wake
@@ -118,6 +133,7 @@ class Broker:
         if link.phase is not Phase.CLOSED:
             connect.leave(self, link, send_will=True)
             link.phase = Phase.CLOSED
+            self.deadlines.forget(link)
 
     def drained(self, link: Link) -> None:
         """The socket takes bytes again."""
@@ -288,10 +304,13 @@ class Broker:
         self.dispatcher.send(link, encode(packet, link.version))
         self.request_tick()
 
-    def hold(self, link: Link, packet: Packet) -> None:
+    def hold(self, link: Link, packet: Ack | Suback | Unsuback) -> None:
         """Send when the log has stored this tick."""
         self.counters.messages_sent += 1
-        self.dispatcher.hold(link, encode(packet, link.version))
+        data = encode(packet, link.version)
+        if link.packet_max and len(data) > link.packet_max:
+            data = encode(replace(packet, properties=NO_PROPERTIES), link.version)  # [MQTT-3.4.2-2]
+        self.dispatcher.hold(link, data)
 
     def why(self, link: Link, error: PeerError) -> Properties:
         """The reason string, for a client that wants to know [MQTT-3.1.2-29]."""
@@ -313,13 +332,17 @@ class Broker:
             return
         if link.v5 and link.phase is Phase.OPEN:
             told = Properties(reason_string=why.encode()) if why and link.problem_info else NO_PROPERTIES
-            self.dispatcher.send(link, encode(Disconnect(reason, told), 5))
+            data = encode(Disconnect(reason, told), 5)
+            if link.packet_max and len(data) > link.packet_max:
+                data = encode(Disconnect(reason), 5)  # [MQTT-3.14.2-3]
+            self.dispatcher.send(link, data)
         connect.leave(self, link, send_will=send_will)
         self.shut(link)
 
     def shut(self, link: Link) -> None:
         """Close the socket once what has been written is out."""
         link.phase = Phase.CLOSED
+        self.deadlines.forget(link)
         if not link.out:
             self.dispatcher.dirty.append(link)
         self.request_tick()
@@ -327,6 +350,7 @@ class Broker:
     def acknowledged(self, link: Link, flights: Flights, flight: Flight, count: int) -> None:
         """The first `count` messages of the oldest flight, QoS 1, came back acknowledged in order."""
         reader = flight.reader
+        self.counters.messages_received += count
         if not reader.number:
             # A retained message on its way was written down, so its end is as well.
             acks.finished(self, link, flights, flights.isolate(flight, flight.pid))
@@ -345,7 +369,6 @@ class Broker:
         flights.unfinished -= count
         link.on_wire -= count
         link.ack_seen_s = self.now_s
-        self.counters.messages_received += count
         if reader.session is None or reader.session.expiry_s:
             self.moved.add(reader)
         if link.waiting or link.retained_streams:
@@ -398,11 +421,19 @@ class Broker:
                 link.out_bytes = 0
                 sent += len(data)
                 link.write(data)
+                if link.paused and link.session is not None:
+                    self._stall(link.session)
             if link.phase is Phase.CLOSED:
                 link.close()
             elif not link.paused and (link.waiting or link.retained_streams):
                 self.unblock(link)
         self.counters.bytes_sent += sent
+
+    def _stall(self, session: Session) -> None:
+        """The socket is full: its live readers go on from the log when it has drained."""
+        for reader in connect.readers(session):
+            if reader.live:
+                self.dispatcher.block(reader, self.log.end + self.delivered_messages)
 
     def _throttle(self, links: Iterable[Link]) -> None:
         """The disk is behind: stop reading from those who publish until it has caught up."""

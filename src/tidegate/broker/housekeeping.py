@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tidegate.broker import connect, timers
 from tidegate.broker.publish import retained_record
 from tidegate.broker.subscribe import record_of
 from tidegate.errors import StorageError
@@ -22,8 +23,6 @@ from tidegate.session.session import Reader, Session
 if TYPE_CHECKING:
     from tidegate.broker.core import Broker
 
-RETENTION_INTERVAL_S = 5
-SNAPSHOT_PAUSE_S = 30  # between two snapshots
 TOPICS_PER_STEP = 200
 
 
@@ -33,7 +32,8 @@ class Housekeeping:
         self._snapshot: Snapshot | None = None
         self._state: Iterator[list[bytes]] | None = None
         self._snapshot_at = broker.log.end
-        self._snapshot_s = broker.now_s
+        self._snapshot_s = broker.now_s  # when the last one began
+        self._snapshot_pause_s: float = broker.config.log.clean_interval_s
         self._retention_s = broker.now_s
         self._trimming: Iterator[None] | None = None
 
@@ -46,13 +46,13 @@ class Housekeeping:
 
     def each_second(self) -> None:
         broker = self.broker
-        broker.deadlines.run(broker.now_s)
+        timers.run(broker)
         if broker.retained.due(broker.now_ms):
             for message in broker.retained.expire(broker.now_ms):
                 broker.change(changes.unretained(message.topic))
         if not broker.storing:
             broker.request_tick()  # try again whether there is room now
-        if broker.now_s - self._retention_s >= RETENTION_INTERVAL_S and self._trimming is None:
+        if broker.now_s - self._retention_s >= broker.config.log.clean_interval_s and self._trimming is None:
             self._retention_s = broker.now_s
             self._trimming = self._trim()
         if broker.changes_bytes > SNAPSHOT_CHANGES_BYTES:
@@ -71,6 +71,8 @@ class Housekeeping:
             if reader.session is not None and not reader.session.persistent:
                 continue
             now_at = position(reader)
+            if reader.skip is not None:
+                reader.skip = {skipped for skipped in reader.skip if skipped >= now_at} or None
             if now_at != reader.floor:
                 reader.floor = now_at
                 pairs.append((reader.number, now_at))
@@ -82,7 +84,8 @@ class Housekeeping:
 
     def start_snapshot(self) -> None:
         broker = self.broker
-        if self._state is not None or self._snapshot is not None or broker.now_s - self._snapshot_s < SNAPSHOT_PAUSE_S:
+        early = broker.now_s - self._snapshot_s < self._snapshot_pause_s
+        if early or self._state is not None or self._snapshot is not None:
             return
         self._snapshot_s = broker.now_s
         broker.flush()
@@ -111,6 +114,9 @@ class Housekeeping:
 
     def _snapshot_done(self, worked: bool) -> None:
         self._snapshot = None
+        # The more there is to write, the longer until it is written again: it fills at most half of the time.
+        took_s = self.broker.now_s - self._snapshot_s
+        self._snapshot_pause_s = max(2 * took_s, self.broker.config.log.clean_interval_s)
         if not worked:
             self.broker.report("snapshot.failed", {})
 
@@ -164,6 +170,9 @@ class Housekeeping:
             reader = subscription.reader or subscription.session.reader
             if broker.dispatcher.position(reader) < segment.end and subscription.since < segment.end:
                 return True
+            flights = subscription.session.flights
+            if flights is not None and (flights.lowest(reader) or segment.end) < segment.end:
+                return True  # begun with QoS 2 for a group, whose position does not wait for it
         return False
 
     def _pass_by(self, segment: SegmentFacts) -> None:
@@ -193,6 +202,7 @@ def state_records(broker: Broker) -> Iterator[list[bytes]]:
         yield [
             changes.group(group.number, *group.key),
             changes.positions([(group.number, broker.dispatcher.position(group))]),
+            *_skipped_records(broker, 0, group),
         ]
     scan = broker.retained.scan(b"#")
     while not scan.done:
@@ -230,12 +240,15 @@ def _session_records(broker: Broker, session: Session) -> list[bytes]:
         for f in session.flights.queue:
             if f.qos == 2 or not f.reader.number:
                 records.append(_flight_record(broker, session, f.reader, f.pid, f.qos, f.state, f.base))
-    for skipped in session.reader.skip or ():
-        if session.flights is None or not any(f.base == skipped for f in session.flights.queue):
-            records.append(
-                _flight_record(broker, session, session.reader, 0, 2, State.DONE, skipped)
-            )
+    for reader in connect.readers(session):
+        records += _skipped_records(broker, session.number, reader)
     return records
+
+
+def _skipped_records(broker: Broker, number: int, reader: Reader) -> list[bytes]:
+    """Positions that were finished before a crash and that lie above the reader's own."""
+    floor = broker.dispatcher.position(reader)
+    return [changes.flight(number, reader.number, 0, 2, State.DONE, skipped, floor) for skipped in reader.skip or ()]
 
 
 def _flight_record(

@@ -23,6 +23,8 @@ from tidegate.session.session import NEVER, Reader, Session, Subscription
 if TYPE_CHECKING:
     from tidegate.broker.core import Broker
 
+DONE_PRUNED_EVERY = 4096
+
 
 class Recovered(NamedTuple):
     sessions: int
@@ -36,12 +38,15 @@ class Recovery:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.connected: set[int] = set()
+        self.by_number: dict[int, Session] = {}
         self.positions: dict[int, int] = {}
         self.readers: dict[int, Reader] = {}
         # session → packet id → (reader, qos, state, position)
         self.flights: dict[int, dict[int, tuple[int, int, int, int]]] = {}
+        self.done: dict[int, set[int]] = {}  # reader → positions of finished QoS 2 messages, those below its own aside
         self.highest = 0
         self.unreadable = 0
+        self.retained_refused = 0  # a bound has been lowered since they were stored
 
     def run(self, progress: Callable[[str, int], None]) -> Recovered:
         broker = self.broker
@@ -54,6 +59,9 @@ class Recovery:
                     self.unreadable += 1
             applied += len(records)
             progress("records", applied)
+        if self.retained_refused:
+            broker.counters.dropped["retained, no room"] += self.retained_refused
+            broker.report("retained.dropped", {"messages": self.retained_refused, "why": "no room"})
         broker.numbers = count(self.highest + 1)
         self._place_readers()
         self._restore_flights()
@@ -69,21 +77,21 @@ class Recovery:
         broker = self.broker
         number, connected, _, expiry_s, away_ms, position, client_id, tenant, will = changes.read_session(record)
         self.highest = max(self.highest, number)
-        session = broker.sessions_by_number.get(number)
+        session = self.by_number.get(number)
         if session is None:
             older = broker.sessions.get(client_id)
             if older is not None:
                 self._forget(older)
             session = Session(number, client_id, tenant, expiry_s, position)
             broker.sessions[client_id] = session
-            broker.sessions_by_number[number] = session
+            self.by_number[number] = session
         session.expiry_s, session.away_since_ms, session.will = expiry_s, away_ms, will
         self.positions[number] = position
         (self.connected.add if connected else self.connected.discard)(number)
 
     def gone(self, record: bytes) -> None:
         number = changes.read_number(record)
-        session = self.broker.sessions_by_number.get(number)
+        session = self.by_number.get(number)
         if session is not None:
             self._forget(session)
         group = self.broker.groups_by_number.pop(number, None)
@@ -95,7 +103,7 @@ class Recovery:
         broker = self.broker
         for subscription in session.subscriptions.values():
             self._remove(subscription)
-        broker.sessions_by_number.pop(session.number, None)
+        self.by_number.pop(session.number, None)
         if broker.sessions.get(session.client_id) is session:
             del broker.sessions[session.client_id]
         self.connected.discard(session.number)
@@ -105,7 +113,7 @@ class Recovery:
         broker = self.broker
         number, options, sub_id, since, reader_number, filter = changes.read_subscribed(record)
         self.highest = max(self.highest, reader_number)
-        session = broker.sessions_by_number.get(number)
+        session = self.by_number.get(number)
         if session is None:
             return
         before = session.subscriptions.pop(filter, None)
@@ -140,7 +148,7 @@ class Recovery:
 
     def unsubscribed(self, record: bytes) -> None:
         number, filter = changes.read_unsubscribed(record)
-        session = self.broker.sessions_by_number.get(number)
+        session = self.by_number.get(number)
         subscription = session.subscriptions.pop(filter, None) if session is not None else None
         if subscription is not None:
             self._remove(subscription)
@@ -158,7 +166,7 @@ class Recovery:
 
     def inbound(self, record: bytes) -> None:
         number, pid = changes.read_pid(record)
-        session = self.broker.sessions_by_number.get(number)
+        session = self.by_number.get(number)
         if session is not None:
             if session.inbound is None:
                 session.inbound = set()
@@ -166,24 +174,31 @@ class Recovery:
 
     def released(self, record: bytes) -> None:
         number, pid = changes.read_pid(record)
-        session = self.broker.sessions_by_number.get(number)
+        session = self.by_number.get(number)
         if session is not None and session.inbound is not None:
             session.inbound.discard(pid)
 
     def flight(self, record: bytes) -> None:
         number, reader, pid, qos, state, position, floor = changes.read_flight(record)
-        if number not in self.broker.sessions_by_number:
-            return
-        of_session = self.flights.setdefault(number, {})
-        if state == State.DONE and not reader:
-            of_session.pop(pid, None)
-        else:
-            of_session[pid] = (reader, qos, state, position)
         if reader:
             self.positions[reader] = floor
+        if state == State.DONE:
+            if number in self.flights:
+                self.flights[number].pop(pid, None)
+            if reader:
+                done = self.done.setdefault(reader, set())
+                done.add(position)
+                if len(done) % DONE_PRUNED_EVERY == 0:
+                    self.done[reader] = {each for each in done if each >= floor}
+        elif number in self.by_number:
+            of_session = self.flights.setdefault(number, {})
+            if state == State.SENT:
+                of_session.pop(pid, None)  # so that they stay in the order of sending
+            of_session[pid] = (reader, qos, state, position)
 
     def retained(self, record: bytes) -> None:
-        self.broker.retained.put(Retained(*changes.read_retained(record)))
+        if self.broker.retained.put(Retained(*changes.read_retained(record))).refused:
+            self.retained_refused += 1
 
     def unretained(self, record: bytes) -> None:
         self.broker.retained.delete(changes.read_unretained(record))
@@ -214,22 +229,24 @@ class Recovery:
 
     def _restore_flights(self) -> None:
         for number, by_pid in self.flights.items():
-            session = self.broker.sessions_by_number.get(number)
+            session = self.by_number.get(number)
             if session is None:
                 continue
             flights = session.in_flight()
-            for pid, (reader_number, qos, state, position) in sorted(by_pid.items(), key=lambda item: item[1][3]):
+            for pid, (reader_number, qos, state, position) in by_pid.items():
                 reader = self.readers.get(reader_number) if reader_number else RETAINED_READER
-                if reader is None or (reader_number and position < reader.cursor and state == State.DONE):
+                if reader is None:
                     continue
                 if reader_number:
-                    if reader.skip is None:
-                        reader.skip = set()
-                    reader.skip.add(position)
-                if state != State.DONE:
-                    flights.add(Flight(pid, 1, position, qos, reader, State(state)))
-                    flights.next_pid = pid % 65535 + 1
+                    self.done.setdefault(reader_number, set()).add(position)
+                flights.add(Flight(pid, 1, position, qos, reader, State(state)))
+                flights.next_pid = pid % 65535 + 1
+                flights.scrambled = True  # QoS 1 messages before it are sent again after it
             session.rest()
+        for reader_number, positions in self.done.items():
+            reader = self.readers.get(reader_number)
+            if reader is not None:
+                reader.skip = {position for position in positions if position >= reader.cursor} or None
 
     def _restart_clocks(self) -> None:
         broker = self.broker

@@ -9,7 +9,7 @@ from collections import deque
 
 from tidegate.delivery.dispatcher import RETAINED_READER, Dispatcher
 from tidegate.delivery.routes import Target
-from tidegate.limits import RETAINED_PER_TICK, SEND_BYTES_MAX
+from tidegate.limits import RETAINED_PER_TICK, RETAINED_STREAMS_MAX, SEND_BYTES_MAX
 from tidegate.log.run import NO_EXPIRY, RETAIN, Run
 from tidegate.router import Retained, RetainedStore
 from tidegate.router.retained import RetainedScan
@@ -30,18 +30,28 @@ class Stream:
 
 
 class RetainedDelivery:
-    def __init__(self, dispatcher: Dispatcher, store: RetainedStore, store_qos0: bool = True) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, store: RetainedStore, own: RetainedStore, store_qos0: bool = True
+    ) -> None:
         self.dispatcher = dispatcher
         self.store = store
+        self.own = own  # the broker's own topics, which begin with $
         self.stored_qos = 0 if store_qos0 else 1  # messages below it have no position of their own
         self.links: deque[Link] = deque()  # have a turn coming
 
     def start(self, link: Link, subscription: Subscription, before: int) -> None:
         """Begin to hand over what matches a new subscription and was stored before that position."""
+        store = self.own if subscription.pattern.startswith(b"$") else self.store
+        if not len(store):
+            return
         target = Target(RETAINED_READER, link, [subscription])
         if link.retained_streams is None:
             link.retained_streams = []
-        link.retained_streams.append(Stream(self.store.scan(subscription.pattern), target, before))
+        if len(link.retained_streams) >= RETAINED_STREAMS_MAX:
+            # Subscribes again and again and does not take what it gets.
+            self.dispatcher.counters.dropped["retained, too many asked for at once"] += 1
+            return
+        link.retained_streams.append(Stream(store.scan(subscription.pattern), target, before))
         self.resume(link)
 
     def resume(self, link: Link) -> None:

@@ -46,7 +46,7 @@ def on_subscribe(broker: Broker, link: Link, packet: Subscribe) -> None:
             retained.append(subscription)
     why = broker.why(link, first_error) if first_error is not None else NO_PROPERTIES
     broker.hold(link, Suback(packet.packet_id, tuple(reasons), why))
-    if retained and len(broker.retained):
+    if retained:
         before = broker.log.end
         broker.dispatcher.hold(link, lambda: _start_retained(broker, link, retained, before))
 
@@ -81,7 +81,7 @@ def _subscribe(
     subscription = Subscription(
         session,
         request.filter,
-        parsed.filter,
+        request.filter if parsed.kind == "plain" else parsed.filter,  # one object: there may be millions
         request.qos,
         # Subscribing again changes the options, not what the subscription already covers.
         before.since if before is not None and reader is None and before.reader is None else end,
@@ -139,6 +139,8 @@ def _drop_reader(broker: Broker, subscription: Subscription, replaced_by: Subscr
     else:
         reader.live = False
         reader.blocked = True  # its turn never comes again
+        if reader.session.link is not None and reader in reader.session.link.waiting:
+            reader.session.link.waiting.remove(reader)
         broker.catch_up.release(reader)
         broker.moved.discard(reader)
 

@@ -53,7 +53,7 @@ class SysTopics:
             if self._shown.get(topic) == payload:
                 continue
             self._shown[topic] = payload
-            broker.retained.put(Retained(topic, payload, 0, b"", None, broker.now_ms, NOWHERE, b""))
+            broker.own_retained.put(Retained(topic, payload, 0, b"", None, broker.now_ms, NOWHERE, b""))
             publish_unstored(broker, topic, payload)
 
     def values(self) -> dict[bytes, bytes]:
@@ -84,7 +84,7 @@ class SysTopics:
             b"clients/expired": b"%d" % counters.clients_expired,
             b"subscriptions/count": b"%d" % len(broker.table.index),
             b"shared_subscriptions/count": b"%d" % sum(len(g.members) for g in broker.groups.values()),
-            b"retained messages/count": b"%d" % len(broker.retained),
+            b"retained messages/count": b"%d" % (len(broker.retained) + len(broker.own_retained)),
             b"messages/stored": b"%d" % (broker.log.end - broker.log.floor),
             b"store/messages/count": b"%d" % (broker.log.end - broker.log.floor),
             b"store/messages/bytes": b"%d" % sum(segment.bytes for segment in segments),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidegate.delivery.dispatcher import Dispatcher
+from tidegate.delivery.dispatcher import Dispatcher, replay_properties
 from tidegate.delivery.encode import blob, encode_one, property_block
 from tidegate.delivery.group import Group
 from tidegate.delivery.routes import Target
 from tidegate.limits import (
     CATCH_UP_BYTES,
     CATCH_UP_HELD_BYTES_MAX,
+    CATCH_UP_READERS,
     CATCH_UP_RUNS,
     READER_TARGETS_MAX,
     SEND_BYTES_MAX,
@@ -37,20 +38,24 @@ class CatchUp:
         dispatcher: Dispatcher,
         on_overrun: Callable[[Reader, int, int], None],
         retained_at: Callable[[int], Run | None],
+        moved: set[Reader],
     ) -> None:
         self.dispatcher = dispatcher
         self.on_overrun = on_overrun  # (reader, first position lost, first position left)
         self.retained_at = retained_at
+        self.moved = moved  # readers whose position is to be written
         self.held_bytes = 0
 
     def turn(self) -> None:
-        """One step for each reader that waits for one."""
+        """One step for the next few readers that wait for one."""
         behind = self.dispatcher.behind
-        for _ in range(len(behind)):
+        for _ in range(min(len(behind), CATCH_UP_READERS)):
             reader = behind.popleft()
             reader.queued = False
             if not reader.live and not reader.blocked and not reader.reading and self.dispatcher.attached(reader):
                 self._step(reader)
+        if behind:
+            self.dispatcher.request_tick()
 
     def release(self, reader: Reader) -> None:
         """The reader is going away: give back what it holds."""
@@ -62,8 +67,13 @@ class CatchUp:
 
     def _step(self, reader: Reader) -> None:
         dispatcher = self.dispatcher
-        if reader.resend and not self._resend(reader):
+        if reader.resend is not None and not self._resend(reader):
             return
+        if reader.subscription is not None:
+            # What was in flight comes first, in its order; then this reader gets its turn again.
+            if reader.session.reader.resend is not None:  # type: ignore[union-attr]
+                return
+            self.moved.add(reader)  # replayed QoS 0 messages have no acknowledgement that would tell
         if isinstance(reader, Group) and reader.redo and not self._redo(reader):
             return
         if reader.held is not None:
@@ -81,7 +91,6 @@ class CatchUp:
     def _arrive(self, reader: Reader) -> None:
         reader.live = True
         reader.targets = reader.wanted = None
-        reader.skip = None
 
     def _through_tail(self, reader: Reader) -> None:
         tail = self.dispatcher.tail
@@ -279,6 +288,9 @@ class CatchUp:
             if reader.reading:
                 return False
         reader.resend = None
+        for subscription in session.subscriptions.values():
+            if subscription.reader is not None and subscription.reader.session is session:
+                self.dispatcher.queue(subscription.reader)
         return True
 
     def _send_again(self, session: Session, link: Link, flight: Flight, run: Run | None) -> None:
@@ -298,15 +310,27 @@ class CatchUp:
             session.reader.resend.insert(0, rest)  # type: ignore[union-attr]
         elapsed_s = max(0, dispatcher.now_ms - run.time_ms) // 1000
         retain = flight.reader.number == 0 or bool(target and target.retain and run.flags & RETAIN)
+        too_large: list[int] = []
         for i in range(flight.count):
             index = flight.base + i - run.base
             block = property_block(run, index, target.sub_ids if target else b"", elapsed_s)
+            if flight.reader.subscription is not None:
+                block += replay_properties(run.time_ms, run.base + index)
             data = encode_one(
                 run, index, v5=link.v5, qos=flight.qos, retain=retain, dup=True, pid=PIDS[flight.pid + i], block=block
             )
-            dispatcher.send(link, data)
-        link.on_wire += flight.count
-        dispatcher.counters.publishes_sent += flight.count
+            if link.packet_max and len(data) > link.packet_max:
+                too_large.append(flight.pid + i)
+            else:
+                dispatcher.send(link, data)
+        sent = flight.count - len(too_large)
+        link.on_wire += sent
+        dispatcher.counters.publishes_sent += sent
+        dispatcher.counters.dropped["larger than the client takes"] += len(too_large)  # [MQTT-3.1.2-25]
+        for pid in too_large:
+            holder = flights.find(pid)
+            if holder is not None:
+                flights.finish(flights.isolate(holder, pid))
 
     def _redo(self, group: Group) -> bool:
         """Hand out again what members gave back; True when all has been."""
@@ -321,6 +345,8 @@ class CatchUp:
                     taken = True
                 else:
                     taken = self.dispatcher.hand_to_member(group, run, position - run.base, run.flags & QOS_MASK)
+                    for member in group.members:
+                        member.session.in_flight().scrambled = True
                 if taken:
                     group.redo.remove(position)
 

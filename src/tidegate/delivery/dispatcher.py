@@ -172,7 +172,7 @@ class Dispatcher:
             flights.add(Flight(pid + i, 1, base + i, 2, reader))
             self.changes.append(
                 changes.flight(
-                    session.number, reader.number, pid + i, 2, State.SENT, base + i, self.position(session.reader)
+                    session.number, reader.number, pid + i, 2, State.SENT, base + i, self.floor_of(reader)
                 )
             )
 
@@ -331,6 +331,12 @@ class Dispatcher:
         return link is not None and link.phase is Phase.OPEN
 
     # ── positions ──
+
+    def floor_of(self, reader: Reader) -> int:
+        """The position to write beside a flight; a group's as last written, since finding it takes all members."""
+        if not reader.number or isinstance(reader, Group):
+            return reader.floor
+        return self.position(reader)
 
     def position(self, reader: Reader) -> int:
         """Everything before it is acknowledged or not owed (I2)."""

@@ -33,14 +33,15 @@ class Group(Reader):
         return any(member.session.link is not None for member in self.members)
 
     def position(self, end: int) -> int:
-        """Everything before it has been acknowledged by somebody."""
+        """Everything before it has been acknowledged by somebody, or is a QoS 2 message that a member has begun:
+        that one is recorded by itself and stays with its member, however long it is away."""
         lowest = end if self.live else self.cursor
         if self.redo:
             lowest = min(lowest, self.redo[0])
         for member in self.members:
             flights = member.session.flights
             if flights is not None:
-                base = flights.lowest(self)
+                base = flights.lowest(self, qos_max=1)
                 if base is not None and base < lowest:
                     lowest = base
         return lowest

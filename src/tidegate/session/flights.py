@@ -50,12 +50,13 @@ class Flight:
 class Flights:
     """The ordered flights of one session. `unfinished` counts messages that are not DONE."""
 
-    __slots__ = ("next_pid", "queue", "unfinished")
+    __slots__ = ("next_pid", "queue", "scrambled", "unfinished")
 
     def __init__(self, next_pid: int = 1) -> None:
         self.queue: deque[Flight] = deque()
         self.unfinished = 0
         self.next_pid = next_pid
+        self.scrambled = False  # a later flight may hold an earlier position: after recovery, or what a group redid
 
     def room(self) -> int:
         """How many more identifiers can be given out without meeting one that is in use."""
@@ -121,9 +122,13 @@ class Flights:
         while queue and queue[0].state is State.DONE:
             queue.popleft()
 
-    def lowest(self, reader: Reader) -> int | None:
+    def lowest(self, reader: Reader, qos_max: int = 2) -> int | None:
         """The lowest position of `reader` that is not finished, or None."""
+        if self.scrambled:
+            self.scrambled = bool(self.queue)
+            unfinished = [f for f in self.queue if f.reader is reader and f.state is not State.DONE]
+            return min([f.base for f in unfinished if f.qos <= qos_max], default=None)
         for flight in self.queue:
-            if flight.reader is reader and flight.state is not State.DONE:
+            if flight.reader is reader and flight.state is not State.DONE and flight.qos <= qos_max:
                 return flight.base
         return None

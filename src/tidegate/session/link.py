@@ -56,6 +56,7 @@ class Link:
         "v5",
         "version",
         "waiting",
+        "watched",
         "will",
         "window",
     )
@@ -74,6 +75,7 @@ class Link:
         self.seen_s = 0.0
         self.published_s = 0.0  # when it last sent a QoS 1 message
         self.keep_alive_s = 0
+        self.watched = 0  # the second at which it is looked at next
         self.connected_at_s = 0.0
         self.acks: list[bytes] = []  # packet ids of QoS 1 messages whose PUBACK waits for the log
         self.aliases_in: dict[int, bytes] = {}
