@@ -31,6 +31,12 @@ def on_subscribe(broker: Broker, link: Link, packet: Subscribe) -> None:
     start = next((value for name, value in packet.properties.user if name == REPLAY_PROPERTY), None)
     reasons: list[int] = []
     first_error: PeerError | None = None
+    if len(packet.filters) > broker.config.mqtt.subscriptions_per_session_max:
+        # More than any session may hold: not worth a look at each, which could take seconds.
+        broker.counters.refused[f"SUBSCRIBE 0x{Reason.QUOTA_EXCEEDED:02X}"] += len(packet.filters)
+        full = Reason.QUOTA_EXCEEDED if link.v5 else 0x80
+        broker.hold(link, Suback(packet.packet_id, (full,) * len(packet.filters)))
+        return
     retained: list[Subscription] = []
     for request in packet.filters:
         try:
