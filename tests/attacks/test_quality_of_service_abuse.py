@@ -6,7 +6,7 @@ import pytest
 from attack_kit import DROPPED, MIB, REFUSED, Scene, closed_with, publish_bytes
 
 from harness import RawClient
-from tidegate.wire import Disconnect, Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel
+from tidegate.wire import Disconnect, PacketStream, Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel
 
 RECEIVE_MAXIMUM = 50  # set for the scenes below
 
@@ -19,9 +19,10 @@ def pubrecs(client: RawClient, count: int) -> list[int]:
 def test_qos_2_messages_that_are_never_released_are_limited(make_scene, version: int) -> None:
     scene: Scene = make_scene(mqtt__receive_maximum=RECEIVE_MAXIMUM)
     attacker = scene.open("attacker", version)
-    for pid in range(1, RECEIVE_MAXIMUM + 2):
+    for pid in range(1, RECEIVE_MAXIMUM + 1):
         attacker.publish("attack/a", b"x", 2, packet_id=pid, wait=False)
     assert pubrecs(attacker, RECEIVE_MAXIMUM) == list(range(1, RECEIVE_MAXIMUM + 1))
+    attacker.publish("attack/a", b"one too many", 2, packet_id=RECEIVE_MAXIMUM + 1, wait=False)
     closed_with(attacker, 0x93)
     scene.counted(REFUSED + "Refused 0x93", 1)
 
@@ -169,19 +170,12 @@ def test_a_shared_message_too_large_for_one_member_does_not_block_the_group(scen
 def test_reasons_in_words_are_left_out_where_they_would_break_the_limit(scene: Scene) -> None:
     """[MQTT-3.4.2-2], [MQTT-3.9.2-1], [MQTT-3.14.2-3]: reason strings only as far as the packet limit allows."""
     tight = scene.open("tight", 5, properties=Properties(maximum_packet_size=40))
-    tight.stream = limited_stream(40)
+    tight.stream = PacketStream(40)  # raises at a larger packet
     for qos in (1, 2):
         assert tight.publish("$attack", b"x", qos) == 0x90
     assert tight.subscribe("attack/#/x", qos=1).reasons == (0x8F,)
     tight.send_bytes(b"\x20\x00")
     assert [type(p) for p in tight.until_closed()] == [Disconnect]
-
-
-def limited_stream(packet_bytes_max: int):
-    """What the client's side of the limit looks like: a larger packet raises."""
-    from tidegate.wire import PacketStream
-
-    return PacketStream(packet_bytes_max)
 
 
 @pytest.mark.attack("A16")

@@ -175,7 +175,8 @@ def test_a_subscribe_of_thousands_of_filters_stops_at_the_limit(scene: Scene, ve
     attacker = scene.open("attacker", version)
     asked = FILTERS_MAX + 5_000
     filters = [b"attack/%d/+" % i for i in range(asked)]
-    attacker.send_bytes(subscribe_bytes(filters[: asked // 2], version) + subscribe_bytes(filters[asked // 2 :], version))
+    for some in (filters[: asked // 2], filters[asked // 2 :]):
+        attacker.send_bytes(subscribe_bytes(some, version))
     reasons = attacker.amid(Suback).reasons + attacker.amid(Suback).reasons
     full = 0x97 if version == 5 else 0x80
     assert reasons == (0,) * FILTERS_MAX + (full,) * 5_000

@@ -1,7 +1,7 @@
 """kill -9 between any two steps of QoS 1 and 2, on the way in and on the way out (C2, I4).
 
-Each test stops at one step, kills the broker, starts it again, and goes on as the standard demands. In the end the reader
-must have the message: once with QoS 2, at least once with QoS 1, and what is published afterwards too.
+Each test stops at one step, kills the broker, starts it again, and goes on as the standard demands. In the end the
+reader must have the message: once with QoS 2, at least once with QoS 1, and what is published afterwards too.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ READER_STEPS = [
 
 
 def read_until(step: str, reader: HonestReader) -> None:
-    """Take part in the delivery of one QoS 2 message and stop after `step`, on whichever connection it is reached."""
+    """Take part in the delivery of one QoS 2 message and stop after `step`."""
     reached = ""
     while reached != step:
         packet = reader.client.receive()
@@ -221,10 +221,10 @@ def test_a_qos_2_message_reaches_its_reader_once_after_crashes_at_any_step(start
     read_until(step, reader)
     crash(broker)
     reader.rejoin(broker)
-    if not reader.unreleased and step.startswith("PUBCOMP"):
-        pass  # perhaps a PUBREL comes once more, perhaps nothing
-    elif READER_STEPS.index(step) < READER_STEPS.index("PUBREL received"):
-        read_until(step, reader)  # and stop there a second time
+    if not step.startswith("PUBCOMP"):
+        packet = reader.client.receive()  # PUBLISH or PUBREL once more; the broker dies before it is answered
+        if isinstance(packet, Publish):
+            reader.note(packet)
         crash(broker)
         reader.rejoin(broker)
     join(broker, "publisher", 4).publish("a/b", LAST, 2)

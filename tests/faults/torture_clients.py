@@ -222,7 +222,7 @@ class Publisher(Client):
         if sent is None or (isinstance(packet, Puback) != (self.plan.qos == 1)):
             self.violations.append(f"{packet} answers nothing")
             return
-        if packet.reason >= 0x80:
+        if packet.reason >= 0x80 and not isinstance(packet, Pubcomp):  # a PUBCOMP may say that it is over already
             self.violations.append(f"{sent.payload} was refused: {packet}")
         self.trusted = True
         if isinstance(packet, Pubrec):

@@ -51,7 +51,7 @@ def process_figures(broker: BrokerProcess) -> dict[str, int]:
 
 
 def log_bytes(broker: BrokerProcess) -> int:
-    return sum(path.stat().st_size for path in (broker.data / "log").rglob("*.seg*") if path.is_file())
+    return sum(path.stat().st_size for path in (broker.data / "log").iterdir() if path.suffix == ".log")
 
 
 def publish_all(client: RawClient, messages: Iterable[tuple[str, bytes]], qos: int = 1) -> None:

@@ -176,6 +176,8 @@ class Broker:
         """Give the collected runs to the live readers ahead of the append, which can then serve several ticks.
 
         Only for plain QoS 0 and 1 messages, which do not wait for the log. Returns whether that was possible."""
+        if not self.storing:
+            return False  # what the log is going to refuse goes to nobody
         runs = self.runs
         for run in runs:
             if run.flags > 1 or run.expiries is not None or not self.store_qos0:
@@ -377,6 +379,8 @@ class Broker:
     # ── the rest of a tick ──
 
     def unblock(self, link: Link) -> None:
+        if link.paused:
+            return  # an acknowledgement makes no room in a socket that is full
         if link.waiting:
             self.dispatcher.unblock(link)
         if link.retained_streams:
@@ -396,8 +400,11 @@ class Broker:
 
     def _release(self, held: list[tuple[Link, Held]]) -> None:
         dirty = self.dispatcher.dirty
+        gone: set[Link] | None = None
         for link, what in held:
             if link.phase is Phase.CLOSED:
+                gone = gone or set()
+                gone.add(link)
                 continue
             if type(what) is bytes:
                 if not link.out:
@@ -405,6 +412,8 @@ class Broker:
                 link.out.append(what)
             else:
                 what()  # type: ignore[operator]
+        for link in gone or ():
+            self.report("answer.undeliverable", {"client": link.client_id, "peer": link.peer})  # S1.12
 
     def _write(self) -> None:
         """One write per connection."""

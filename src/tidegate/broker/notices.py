@@ -27,15 +27,16 @@ def overrun(broker: Broker, reader: Reader, first: int, left: int) -> None:
 
 def tell(broker: Broker, client_id: bytes, what: dict[str, object]) -> None:
     broker.counters.notices += 1
-    publish_unstored(broker, b"$SYS/clients/" + client_id + b"/notice", json.dumps(what).encode())
+    topic = b"$SYS/clients/" + client_id + b"/notice"
+    publish_unstored(broker, topic, json.dumps(what).encode(), even_behind=True)
 
 
-def publish_unstored(broker: Broker, topic: bytes, payload: bytes) -> None:
+def publish_unstored(broker: Broker, topic: bytes, payload: bytes, *, even_behind: bool = False) -> None:
     """A QoS 0 message of the broker's own to whoever is there."""
     route = broker.table.routes.get(topic) or broker.table.resolve(topic)
     if not route.targets:
         return
     run = Run(topic, b"", broker.tenant, 0, [payload])
     run.route = route
-    broker.dispatcher.deliver_unstored([run])
+    broker.dispatcher.deliver_unstored([run], even_behind=even_behind)
     broker.request_tick()

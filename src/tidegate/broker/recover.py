@@ -95,8 +95,8 @@ class Recovery:
         if session is not None:
             self._forget(session)
         group = self.broker.groups_by_number.pop(number, None)
-        if group is not None and group.key is not None:
-            self.broker.groups.pop(group.key, None)
+        if group is not None and group.key is not None and self.broker.groups.get(group.key) is group:
+            del self.broker.groups[group.key]
         self.positions.pop(number, None)
 
     def _forget(self, session: Session) -> None:
@@ -206,8 +206,11 @@ class Recovery:
     def group(self, record: bytes) -> None:
         number, name, pattern = changes.read_group(record)
         self.highest = max(self.highest, number)
-        if number not in self.broker.groups_by_number:
+        known = self.broker.groups_by_number.get(number)
+        if known is None:
             groups.make(self.broker, number, name, pattern, 0)
+        else:
+            self.broker.groups[name, pattern] = known  # the snapshot's, after the replay of an older one
 
     # ── afterwards ──
 

@@ -5,6 +5,7 @@ Values are retained in memory for new subscribers and sent to present ones; they
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tidegate import __version__
@@ -31,8 +32,9 @@ RATES = (
 
 
 class SysTopics:
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, memory_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)) -> None:
         self.broker = broker
+        self._memory_bytes = memory_bytes  # of the process: now, and at most so far
         self._last_s = broker.now_s
         self._last: dict[str, float] = {}
         self._rates: dict[tuple[str, int], float] = {}
@@ -62,6 +64,7 @@ class SysTopics:
         connected = len(broker.links)
         persistent_away = sum(1 for s in broker.sessions.values() if s.link is None)
         segments = broker.log.segments()
+        heap_bytes, heap_bytes_max = self._memory_bytes()
         totals: dict[str, float] = {
             "messages_received": counters.messages_received,
             "messages_sent_total": counters.messages_sent + counters.publishes_sent,
@@ -97,6 +100,8 @@ class SysTopics:
             b"publish/bytes/sent": b"%d" % counters.bytes_sent,
             b"bytes/received": b"%d" % counters.bytes_received,
             b"bytes/sent": b"%d" % counters.bytes_sent,
+            b"heap/current": b"%d" % heap_bytes,
+            b"heap/maximum": b"%d" % heap_bytes_max,
             b"log/floor": b"%d" % broker.log.floor,
             b"log/end": b"%d" % broker.log.end,
             b"log/segments": b"%d" % len(segments),

@@ -26,7 +26,7 @@ from tidegate.delivery.encode import (
 from tidegate.delivery.group import Group, can_take
 from tidegate.delivery.routes import Route, RouteTable, Target
 from tidegate.delivery.tail import Tail
-from tidegate.limits import SEND_BYTES_MAX
+from tidegate.limits import PACKET_IDS, SEND_BYTES_MAX
 from tidegate.log.run import NO_EXPIRY, QOS_MASK, RETAIN, Run
 from tidegate.ports.commitlog import CommitLog
 from tidegate.session import changes
@@ -93,21 +93,20 @@ class Dispatcher:
                 link: Link = target.link  # type: ignore[assignment]
                 if flags and target.qos:
                     flights = reader.session.flights  # type: ignore[union-attr]
-                    if (
-                        flights is None
-                        or count > link.window - link.on_wire
-                        or count > flights.room()
-                        or count > 65536 - flights.next_pid
-                    ):
+                    on_wire = link.on_wire
+                    if flights is None or on_wire + count > link.window or not flights.fits(count):
                         reached = self.send_run(reader, target, run, 0, 1)
                         if reached < count:
                             self.block(reader, run.base + reached)
                         continue
-                    pid = flights.take(count)
-                    flights.add(Flight(pid, count, run.base, 1, reader))
-                    if not link.on_wire:
+                    # What `take` and `add` do, without the calls.
+                    pid = flights.next_pid
+                    flights.next_pid = pid + count if pid + count <= PACKET_IDS else 1
+                    flights.queue.append(Flight(pid, count, run.base, 1, reader))
+                    flights.unfinished += count
+                    if not on_wire:
                         link.ack_seen_s = self.now_s
-                    link.on_wire += count
+                    link.on_wire = on_wire + count
                     pieces = parts(run, target.key1)
                     if count == 1:
                         data = pieces[0] + PIDS[pid] + pieces[2]
@@ -126,15 +125,18 @@ class Dispatcher:
                     self.block(reader, run.base + count)
         self.counters.publishes_sent += sent
 
-    def deliver_unstored(self, runs: list[Run]) -> None:
-        """QoS 0 runs that are kept out of the log: whoever is not live right now does not get them."""
+    def deliver_unstored(self, runs: list[Run], *, even_behind: bool = False) -> None:
+        """QoS 0 runs that are kept out of the log: whoever is not live right now does not get them, unless
+        order does not matter (`even_behind`) and its socket takes them."""
         for run in runs:
             run.base = self.log.end
             run.time_ms = self.now_ms
             route: Route = run.route  # type: ignore[assignment]
             for target in route.targets:
                 reader = target.reader
-                reached = self.deliver_plainly(reader, target, run, 0, False) if reader.live else 0
+                link = target.link
+                takes = reader.live or (even_behind and link is not None and not link.paused)
+                reached = self.deliver_plainly(reader, target, run, 0, False) if takes else 0
                 if reached < run.count:
                     self.counters.dropped["not stored, reader behind"] += run.count - reached
 

@@ -32,7 +32,7 @@ class Target:
         self.subscriptions = subscriptions
         self.qos = max(s.qos for s in subscriptions)  # highest of the overlapping [MQTT-3.3.5-1]
         self.retain = any(s.retain_as_published for s in subscriptions)
-        ids = sorted({s.sub_id for s in subscriptions if s.sub_id})
+        ids = sorted(s.sub_id for s in subscriptions if s.sub_id)  # one used twice is carried twice (3.3.4)
         self.v5 = link is not None and link.v5
         self.sub_ids = encode_sub_ids(ids) if ids and self.v5 else b""
         self.fast = link is not None and link.simple and not any(s.no_local for s in subscriptions)

@@ -66,6 +66,18 @@ class Flights:
         # next_pid meeting the oldest identifier means that all are in use, not none.
         return PACKET_IDS - span if span else 0
 
+    def fits(self, count: int) -> bool:
+        """Whether `count` identifiers can be taken in one sequence."""
+        following = self.next_pid + count
+        if following > PACKET_IDS + 1:
+            return False
+        queue = self.queue
+        if not queue:
+            return True
+        oldest = queue[0].pid
+        # The oldest lies behind, and nothing is in the way up to the end; or it lies ahead, and is in the way.
+        return oldest < self.next_pid or following <= oldest
+
     def take(self, count: int) -> int:
         """Reserve `count` identifiers in sequence (the caller stays within `unbroken`): the first one."""
         first = self.next_pid

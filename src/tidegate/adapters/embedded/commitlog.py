@@ -151,6 +151,8 @@ class EmbeddedLog:
             position, frames, damage = load_snapshot(self._folder)
             yield from frames
             self.report += damage
+            if damage:
+                position = 0  # what the snapshot lost may still stand in the log; the rest is replayed to the same end
         yield from self._store.changes_from(position)
 
     def snapshot(self) -> Snapshot:

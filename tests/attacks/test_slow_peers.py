@@ -1,0 +1,186 @@
+"""Clients that do not read, or that send their bytes one at a time."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+from attack_kit import MIB, PATIENCE_S, REFUSED, Scene, publish_bytes
+from vectors import connect
+
+from harness import Closed, RawClient
+from tidegate.wire import Connack, Pingreq, Pingresp, Puback, Publish
+
+TAIL_BYTES = 4 * MIB  # what the scenes below keep of the log in memory
+ROOM_BYTES = 64 * MIB  # for everything else that a flood of 200 MB may take
+
+
+def deaf(scene: Scene, client_id: str, version: int = 4, keep_alive: int = 0) -> RawClient:
+    """A client with a small receive buffer, so that not reading shows at once."""
+    raw = scene.open(None, version)
+    raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.connect(client_id, keep_alive=keep_alive)
+    return raw
+
+
+def flood(publisher: RawClient, total_bytes: int, payload_bytes: int, qos: int) -> int:
+    """Publish so much, in order, reading the acknowledgements as they come: how many messages."""
+    count = total_bytes // payload_bytes
+    window = 500
+    for start in range(0, count, window):
+        numbers = range(start, min(count, start + window))
+        publisher.send_bytes(
+            b"".join(
+                publish_bytes(b"attack/a", b"%010d" % i + bytes(payload_bytes - 10), publisher.version, min(qos, 1), 1 + i % 60000)
+                for i in numbers
+            )
+        )
+        if qos:
+            for _ in numbers:
+                publisher.expect(Puback)
+    publisher.send(Pingreq())
+    publisher.expect(Pingresp)
+    return count
+
+
+@pytest.mark.attack("A17")
+@pytest.mark.req("S3.2", "S3.10")
+@pytest.mark.parametrize("payload_bytes", [1_000, 100_000])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_200_mb_for_a_subscriber_that_never_reads_stay_out_of_memory(make_scene, qos: int, payload_bytes: int) -> None:
+    scene: Scene = make_scene(log__tail_bytes=TAIL_BYTES)
+    attacker = deaf(scene, "attacker")
+    attacker.subscribe("attack/#", qos=qos)
+    friend = scene.open("friend")
+    flood(friend, 10_000_000, payload_bytes, qos)  # what is taken once for all
+    before = scene.broker.rss_bytes()
+    flood(friend, 200_000_000, payload_bytes, qos)
+    assert scene.broker.rss_bytes() - before < ROOM_BYTES
+
+
+@pytest.mark.attack("A17")
+@pytest.mark.req("S1.20", "S3.10")
+def test_qos_2_for_a_subscriber_that_never_reads_stays_out_of_memory(make_scene, version: int) -> None:
+    scene: Scene = make_scene(log__tail_bytes=TAIL_BYTES)
+    attacker = deaf(scene, "attacker", version)
+    attacker.subscribe("attack/#", qos=2)
+    friend = scene.open("friend")
+    payload = bytes(1_000_000)
+    for _ in range(10):
+        friend.publish("attack/a", payload, 2)
+    before = scene.broker.rss_bytes()
+    for _ in range(150):
+        friend.publish("attack/a", payload, 2)
+    assert scene.broker.rss_bytes() - before < ROOM_BYTES
+
+
+@pytest.mark.attack("A17")
+@pytest.mark.req("S0.12")
+def test_a_subscriber_that_reads_again_gets_everything_in_order(make_scene, version: int) -> None:
+    scene: Scene = make_scene(log__tail_bytes=TAIL_BYTES)
+    sleepy = deaf(scene, "sleepy", version)
+    sleepy.subscribe("attack/#", qos=1)
+    count = flood(scene.open("friend"), 30_000_000, 3_000, 1)
+    numbers = [int(sleepy.message().payload[:10]) for _ in range(count)]
+    assert numbers == list(range(count))
+
+
+@pytest.mark.attack("A17")
+@pytest.mark.parametrize("question", ["PINGREQ", "QoS 1", "SUBSCRIBE"])
+def test_a_client_that_asks_and_never_reads_the_answers_is_not_listened_to_any_more(make_scene, question: str) -> None:
+    scene: Scene = make_scene(log__tail_bytes=TAIL_BYTES)
+    attacker = deaf(scene, "attacker")
+    asked = {
+        "PINGREQ": b"\xc0\x00",
+        "QoS 1": b"\x32\x07\x00\x03a/ba\x00"[:0] + publish_bytes(b"a", b"", 4, 1, 7),
+        "SUBSCRIBE": b"\x82\x06\x00\x01\x00\x01a\x00",
+    }[question]
+    chunk = asked * (65536 // len(asked))
+    before = scene.broker.rss_bytes()
+    attacker.socket.settimeout(3.0)  # for the broker to take more: then it has stopped reading
+    sent = 0
+    try:
+        while sent < 200_000_000:
+            sent += attacker.socket.send(chunk[sent % len(asked) :])
+    except TimeoutError:
+        pass
+    assert scene.broker.rss_bytes() - before < ROOM_BYTES
+    assert sent < 200_000_000
+
+
+@pytest.mark.attack("A17")
+def test_a_client_that_never_reads_is_gone_when_its_keep_alive_is_over(make_scene, version: int) -> None:
+    scene: Scene = make_scene(log__tail_bytes=TAIL_BYTES)
+    descriptors = scene.descriptors()
+    attacker = deaf(scene, "attacker", version, keep_alive=1)
+    attacker.subscribe("attack/#")
+    flood(scene.open("friend"), 20_000_000, 1_000, 0)
+    scene.counted(REFUSED + "keep-alive", 1)
+    scene.clients_back_to(connected=4, sessions=4)
+    scene.descriptors_back_to(descriptors + 1)  # the friend's is left, though the attacker holds its end open
+
+
+# ── byte by byte ──
+
+
+def trickle(client: RawClient, data: bytes) -> None:
+    client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for i in range(len(data)):
+        client.socket.send(data[i : i + 1])
+
+
+@pytest.mark.attack("A18")
+def test_a_publisher_that_sends_byte_by_byte_is_understood(scene: Scene, version: int) -> None:
+    listener = scene.open("listener")
+    listener.subscribe("attack/#", qos=2)
+    slow = scene.open(None, version)
+    trickle(slow, connect(client_id=b"slow", version=version))
+    assert slow.expect(Connack).reason == 0
+    payload = bytes(range(256)) * 4
+    for qos in (0, 1):
+        trickle(slow, publish_bytes(b"attack/a", payload, version, qos))
+        assert listener.message().payload == payload
+    slow.expect(Puback)
+    trickle(slow, b"\xc0\x00")
+    slow.expect(Pingresp)
+
+
+@pytest.mark.attack("A18")
+def test_many_byte_by_byte_publishers_hold_no_more_than_they_have_sent(scene: Scene) -> None:
+    before = scene.broker.rss_bytes()
+    slow = [scene.open(f"slow-{i}", keep_alive=0) for i in range(100)]
+    packet = publish_bytes(b"attack/a", bytes(4_000_000), 4)
+    for client in slow:
+        trickle(client, packet[:200])
+    assert scene.broker.rss_bytes() - before < 16 * MIB
+    for client in slow[:3]:
+        client.send_bytes(packet[200:])
+        client.send(Pingreq())
+        client.expect(Pingresp)
+
+
+@pytest.mark.attack("A18")
+@pytest.mark.req("S1.2")
+def test_a_connect_that_comes_too_slowly_is_given_up(make_scene) -> None:
+    scene: Scene = make_scene(listen__connect_timeout_s=1)
+    descriptors = scene.descriptors()
+    slow = [scene.open() for _ in range(20)]
+    packet = connect(client_id=b"x" * 500, version=4)
+    deadline_s = time.monotonic() + PATIENCE_S
+    left = set(slow)
+    for i in range(len(packet) - 1):
+        for client in list(left):
+            try:
+                client.socket.send(packet[i : i + 1])
+            except ConnectionError:
+                left.discard(client)
+        if not left or time.monotonic() > deadline_s:
+            break
+        time.sleep(0.02)  # so slow are they
+    assert not left
+    scene.counted(REFUSED + "no CONNECT in time", 20)
+    scene.descriptors_back_to(descriptors)
+
+
+__all__ = ["Closed", "Publish"]
