@@ -307,34 +307,68 @@ def test_up_serves_and_says_where(tmp_path):
 # ── $SYS ──
 
 # What mosquitto 2.0.11 publishes below $SYS/broker, and exporters parse.
-MOSQUITTO_TREE = """
-    bytes/received bytes/sent clients/active clients/connected clients/disconnected clients/expired clients/inactive
-    clients/maximum clients/total heap/current heap/maximum messages/received messages/sent messages/stored
-    publish/bytes/received publish/bytes/sent publish/messages/dropped publish/messages/received publish/messages/sent
-    shared_subscriptions/count store/messages/bytes store/messages/count subscriptions/count uptime version
-""".split()
-MOSQUITTO_LOADS = """
-    bytes/received bytes/sent connections messages/received messages/sent
-    publish/dropped publish/received publish/sent sockets
-""".split()
-MOSQUITTO_TREE += ["retained messages/count"]
-MOSQUITTO_TREE += [f"load/{name}/{span}" for name in MOSQUITTO_LOADS for span in ("1min", "5min", "15min")]
+MOSQUITTO_TREE = [
+    "bytes/received",
+    "bytes/sent",
+    "clients/active",
+    "clients/connected",
+    "clients/disconnected",
+    "clients/expired",
+    "clients/inactive",
+    "clients/maximum",
+    "clients/total",
+    "heap/current",
+    "heap/maximum",
+    "messages/received",
+    "messages/sent",
+    "messages/stored",
+    "publish/bytes/received",
+    "publish/bytes/sent",
+    "publish/messages/dropped",
+    "publish/messages/received",
+    "publish/messages/sent",
+    "retained messages/count",
+    "shared_subscriptions/count",
+    "store/messages/bytes",
+    "store/messages/count",
+    "subscriptions/count",
+    "uptime",
+    "version",
+    *(
+        f"load/{name}/{span}"
+        for name in (
+            "bytes/received",
+            "bytes/sent",
+            "connections",
+            "messages/received",
+            "messages/sent",
+            "publish/dropped",
+            "publish/received",
+            "publish/sent",
+            "sockets",
+        )
+        for span in ("1min", "5min", "15min")
+    ),
+]
 
 
-def sys_topics(port: int, count: int) -> dict[str, bytes]:
+def sys_topics(port: int, names: list[str]) -> dict[str, bytes]:
+    """The values of some topics, as a new subscriber gets them."""
     raw = RawClient(port)
     raw.connect("")
-    raw.subscribe("$SYS/#")
+    raw.subscribe(*(f"$SYS/broker/{name}" for name in names))
     found: dict[str, bytes] = {}
-    while len(found) < count:
-        got = raw.expect(Publish)
-        found[got.topic.decode().removeprefix("$SYS/broker/")] = got.payload
-    raw.disconnect()
+    try:
+        while len(found) < len(names):
+            got = raw.expect(Publish, 2)
+            found[got.topic.decode().removeprefix("$SYS/broker/")] = got.payload
+    except TimeoutError:
+        pass  # the test says which are missing
     return found
 
 
 def test_sys_has_every_topic_that_mosquitto_has_in_the_same_form(broker):
-    found = sys_topics(broker.port, len(MOSQUITTO_TREE))
+    found = sys_topics(broker.port, MOSQUITTO_TREE)
     assert set(MOSQUITTO_TREE) - set(found) == set()
     assert re.fullmatch(rb"\d+ seconds", found["uptime"])
     for name in set(MOSQUITTO_TREE) - {"uptime", "version"}:

@@ -6,10 +6,12 @@ import asyncio
 import ctypes
 import gc
 import logging
+import resource
 import signal
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import uvloop
 
@@ -122,7 +124,7 @@ class Server:
             report("log.damaged", {"what": damage})
         report("broker.recovered", recovered._asdict())
         self.housekeeping = Housekeeping(self.broker)
-        self.sys_topics = SysTopics(self.broker)
+        self.sys_topics = SysTopics(self.broker, memory_bytes)
         # What has been loaded stays: keep the garbage collector from walking it again and again.
         gc.collect()
         gc.freeze()
@@ -224,6 +226,12 @@ class Server:
 def report(event: str, fields: Mapping[str, object], level: int = logging.INFO) -> None:
     """One structured line: the event's stable name, then its fields."""
     log.log(level, "%s %s", event, " ".join(f"{name}={_clean(value)}" for name, value in fields.items()))
+
+
+def memory_bytes() -> tuple[int, int]:
+    """What the process holds in memory now, and the most it has held."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _clean(value: object) -> str:
