@@ -382,6 +382,8 @@ class Model:
             last, disruptions = self.handed[message.number]
             assert disruptions < self.disruptions, f"{message} went to {last} and for no reason to {actor.name}"
         self.handed[message.number] = actor.name, self.disruptions
+        if not qos:
+            self.group_candidates.discard(message.number)  # this member answers nothing
 
 
 def _open(history: list[Interest]) -> bool:

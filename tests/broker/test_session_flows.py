@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from hypothesis_profiles import examples
 from session_model import Actor, Model
 from simulated import SimulatedBroker, SimulatedLog
@@ -17,6 +17,7 @@ from simulated import SimulatedBroker, SimulatedLog
 from tidegate.session.flights import State
 
 PATTERNS = (b"t/a", b"t/+", b"#")
+SHARED = b"t/+"
 TOPICS = (b"t/a", b"t/b")
 INFLIGHT_MAX = 4
 
@@ -49,6 +50,10 @@ class SessionFlows(RuleBasedStateMachine):
         self.model.step += 1
         return self.model.actors[name]
 
+    def pattern(self, name: str, pattern: bytes) -> bytes:
+        """Workers share one filter, so that they are one group."""
+        return SHARED if self.model.actors[name].worker else pattern
+
     def is_open(self, name: str) -> bool:
         actor = self.actor(name)
         return actor.connected and actor.greeted
@@ -65,8 +70,8 @@ class SessionFlows(RuleBasedStateMachine):
         actor = self.actor(name)
         if not actor.connected:
             self.model.connect(actor)
-            self.rest()
-        self.model.subscribe(actor, pattern, qos)
+        self.rest()
+        self.model.subscribe(actor, self.pattern(name, pattern), qos)
         self.rest()
 
     @rule(name=anyone, graceful=st.booleans(), unseen=st.booleans())
@@ -85,12 +90,12 @@ class SessionFlows(RuleBasedStateMachine):
     @rule(name=anyone, pattern=st.sampled_from(PATTERNS), qos=st.integers(0, 2))
     def subscribe(self, name: str, pattern: bytes, qos: int) -> None:
         if self.is_open(name):
-            self.model.subscribe(self.actor(name), pattern, qos)
+            self.model.subscribe(self.actor(name), self.pattern(name, pattern), qos)
 
     @rule(name=anyone, pattern=st.sampled_from(PATTERNS))
     def unsubscribe(self, name: str, pattern: bytes) -> None:
         if self.is_open(name):
-            self.model.unsubscribe(self.actor(name), pattern)
+            self.model.unsubscribe(self.actor(name), self.pattern(name, pattern))
 
     @rule(name=names, topic=st.sampled_from(TOPICS), qos=st.integers(0, 2), count=st.integers(1, 5), hurry=st.booleans())
     def publish(self, name: str, topic: bytes, qos: int, count: int, hurry: bool) -> None:
@@ -247,6 +252,3 @@ def test_sessions_keep_their_promises_whatever_happens():
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(SessionFlows, settings=examples(150, stateful_step_count=40))
-
-
-_ = precondition

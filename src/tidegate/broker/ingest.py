@@ -129,9 +129,10 @@ def _publishes_qos1(broker: Broker, link: Link, data: bytes, pos: int, end: int)
     if equal > 1:
         pos += equal * stride
         parts = [data[began:pid_at], b"", b""] * equal
-        parts[1::3] = [data[i : i + 2] for i in range(pid_at, pos, stride)]
-        size = after - pid_at - 2
-        parts[2::3] = [data[i : i + size] for i in range(pid_at + 2, pos, stride)]
+        block = equal * stride
+        parts[1::3] = [data[i : i + 2] for i in range(pid_at, pid_at + block, stride)]
+        size, tail = after - pid_at - 2, pid_at + 2
+        parts[2::3] = [data[i : i + size] for i in range(tail, tail + block, stride)]
     else:
         parts = []
     while equal < 2:
@@ -199,8 +200,8 @@ def _publishes_qos0(broker: Broker, link: Link, data: bytes, pos: int, end: int)
     equal = _equals(data, pos, stride, topic_end + v5 - pos, end)
     if equal > 1:
         pos += equal * stride
-        size = after - topic_end - v5
-        payloads = [data[i : i + size] for i in range(topic_end + v5, pos, stride)]
+        size, content = after - topic_end - v5, topic_end + v5
+        payloads = [data[i : i + size] for i in range(content, content + equal * stride, stride)]
     else:
         payloads = []
     push = payloads.append
