@@ -72,7 +72,11 @@ class BrokerProcess:
         return self.process
 
     def start(self, timeout_s: float = 60.0) -> BrokerProcess:
-        self.process = self.spawn()
+        self.spawn()
+        return self.until_listening(timeout_s)
+
+    def until_listening(self, timeout_s: float = 60.0) -> BrokerProcess:
+        assert self.process is not None
         deadline_s = time.monotonic() + timeout_s
         assert self.process.stdout is not None
         for line in self.process.stdout:

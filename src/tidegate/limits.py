@@ -8,6 +8,12 @@ TICK_BYTES_MAX = 4 << 20
 # Bytes queued for one connection before it counts as slow and reads from the log instead.
 SEND_BYTES_MAX = 1 << 20
 
+# Answers queued for a connection that does not read them; above it, the broker does not listen to it either.
+ANSWERS_BYTES_MAX = 4 << 20
+
+# How long a connection that is being closed may take to accept its last bytes.
+LINGER_S = 5.0
+
 # Messages written but not yet on disk; publishers are paused above it until the disk has caught up.
 UNSTORED_BYTES_MAX = 64 << 20
 

@@ -377,7 +377,8 @@ class Model:
     def _check_group(self, actor: Actor, message: Message, qos: int) -> None:
         others = [a for a in self.actors.values() if a.worker and message.number in a.delivered]
         if message.qos == 2 and qos == 2:
-            assert not others, f"{message} went to {others[0].name} and to {actor.name}"
+            begun = [a.name for a in others if 2 in a.delivered[message.number]]
+            assert not begun, f"{message} went to {begun[0]} and to {actor.name}"
         elif others and len(message.sent) == 1:
             last, disruptions = self.handed[message.number]
             assert disruptions < self.disruptions, f"{message} went to {last} and for no reason to {actor.name}"

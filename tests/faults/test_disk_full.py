@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness import BrokerProcess, Closed, RawClient
-from tidegate.wire import Properties, Puback, Pubrec
+from tidegate.wire import FilterRequest, Properties, Puback, Pubrec, Suback, Subscribe
 
 pytestmark = [pytest.mark.attack("C5"), pytest.mark.req("S1.25")]
 
@@ -134,12 +134,39 @@ def test_readers_go_on_while_the_disk_is_full(scarcity):
     assert got == [b"%d" % i for i in range(BACKLOG)]
 
 
-def test_a_subscription_that_cannot_be_stored_is_refused_not_forgotten(scarcity):
-    fill_until_refused(scarcity, publisher_on(scarcity.broker))
+def test_a_subscription_is_refused_while_nothing_can_be_stored(scarcity):
     client = RawClient(scarcity.broker.port, 5)
     client.connect("new", clean=False, properties=DAY)
-    reason = client.subscribe("b/" + "x" * 16_000, qos=1).reasons[0]
-    assert reason == NO_ROOM
+    publisher = publisher_on(scarcity.broker)
+    fill_until_refused(scarcity, publisher)
+    assert client.subscribe("b", qos=1).reasons == (NO_ROOM,)
+
+
+def test_a_subscription_is_acknowledged_only_when_it_is_stored(scarcity):
+    """One that the log has no room for waits for its SUBACK: it is not promised and then forgotten."""
+    broker = scarcity.broker
+    scarcity.fill()
+    publisher = publisher_on(broker)
+    while publisher.publish("other", b"x" * 900, 1) != NO_ROOM:
+        pass  # now there is only room for the smallest of things
+    client = RawClient(broker.port, 5)
+    client.connect("new", clean=False, properties=DAY)
+    long = FilterRequest(b"b/" + b"x" * 16_000, 1)
+    client.send(Subscribe(1, (long,)))
+    try:
+        answer = client.expect(Suback, 0.5)
+    except TimeoutError:
+        scarcity.relieve()
+        answer = client.expect(Suback)
+        assert answer.reasons == (1,)
+        broker.kill()
+        broker.start()
+        publisher_on(broker).publish(long.filter, b"kept", 1)
+        client = RawClient(broker.port, 5)
+        assert client.connect("new", clean=False, properties=DAY).session_present
+        assert client.message().payload == b"kept"
+    else:
+        assert answer.reasons == (NO_ROOM,)
 
 
 def test_it_recovers_by_itself_and_keeps_exactly_what_it_acknowledged(scarcity):

@@ -27,6 +27,7 @@ class MqttJs:
             ["node", str(HERE / "peer.js")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE
         )
         self.events: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.seen: list[dict[str, Any]] = []  # passed over by `wait`
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -41,12 +42,14 @@ class MqttJs:
         self.process.stdin.flush()
 
     def wait(self, event: str) -> dict[str, Any]:
-        """The next event of a kind; others that come before it are passed over."""
-        while True:
-            got = self.events.get(timeout=TIMEOUT_S)
+        """The next event of a kind; others that come before it stay for later."""
+        for index, got in enumerate(self.seen):
             if got["event"] == event:
-                return got
+                return self.seen.pop(index)
+        while (got := self.events.get(timeout=TIMEOUT_S))["event"] != event:
             assert got["event"] != "failed", got
+            self.seen.append(got)
+        return got
 
     def close(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -82,25 +85,27 @@ class MosquittoSub:
     """A running mosquitto_sub that has its SUBACK."""
 
     def __init__(self, port: int, *arguments: str) -> None:
-        # -d tells when the SUBACK is there; stdbuf, because a pipe would keep that to itself.
-        command = ["stdbuf", "-oL", "mosquitto_sub", "-d", "-h", "127.0.0.1", "-p", str(port), *arguments]
+        # -d tells when the SUBACK is there; stdbuf, because a pipe would keep that to itself; -W bounds a failing test.
+        command = ["stdbuf", "-oL", "mosquitto_sub", "-d", "-W", "20", "-h", "127.0.0.1", "-p", str(port), *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.said = [self._line()]
-        while not self.said[-1].startswith("Subscribed"):
-            self.said.append(self._line())
+        self.early: list[str] = []  # messages that came before the SUBACK
+        while not (line := self._line()).startswith("Subscribed"):
+            if not line.startswith("Client "):
+                self.early.append(line)
 
     def _line(self) -> str:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, f"mosquitto_sub ended: {self.process.wait()}"
+        assert line, f"mosquitto_sub ended with {self.process.wait()}"
         return line.rstrip("\n")
 
     def line(self) -> str:
         """The next line that is a message."""
-        while True:
-            line = self._line()
-            if not line.startswith(("Client ", "Subscribed")):
-                return line
+        if self.early:
+            return self.early.pop(0)
+        while (line := self._line()).startswith(("Client ", "Subscribed")):
+            pass
+        return line
 
     def lines(self, count: int) -> list[str]:
         return [self.line() for _ in range(count)]

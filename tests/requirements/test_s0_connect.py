@@ -206,8 +206,10 @@ def test_a_session_that_is_not_persistent_is_removed_when_its_connection_breaks(
 @pytest.mark.req("S0.21")
 def test_a_session_that_is_not_persistent_does_not_outlive_the_broker(start_broker):
     broker = start_broker()
-    attach(broker, "s", 4).subscribe("a", qos=1)
+    sub = attach(broker, "s", 4)
+    sub.subscribe("a", qos=1)
     broker.kill()
+    sub.close()
     broker.start()
     assert attach(broker, "p", 5).publish("a", b"missed", 1) == NO_SUBSCRIBERS
     assert not attach_kept(broker, "s", 4).connack.session_present

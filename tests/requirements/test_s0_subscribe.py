@@ -6,7 +6,7 @@ import pytest
 from stored import KEPT, attach, attach_kept, state_of, stored_session
 
 from tidegate.session import changes
-from tidegate.wire import FilterRequest, Properties, Puback, Publish, Suback, Subscribe, Unsuback
+from tidegate.wire import FilterRequest, Properties, Puback, Publish, Pubrec, Suback, Subscribe, Unsuback, encode
 
 NO_SUBSCRIBERS = 0x10
 
@@ -81,6 +81,22 @@ def test_suback_comes_first_and_then_the_retained_messages(client, unique, versi
     assert sorted(each.payload for each in got) == [b"%d" % i for i in range(5)]
     for i in range(5):
         pub.publish(f"{unique}/{i}", b"", 1, True)
+
+
+@pytest.mark.req("S0.22", "S1.8")
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_retained_message_published_after_the_subscription_comes_once_as_itself(client, unique, qos):
+    raw = client(unique, 5)
+    name = unique.encode()
+    packets = [Subscribe(1, (FilterRequest(name, 2),)), Publish(name, b"x", qos, True, False, 9 if qos else 0)]
+    raw.send_bytes(b"".join(encode(packet, 5) for packet in packets))
+    got = raw.amid(Publish)
+    assert (got.payload, got.retain) == (b"x", False)
+    raw.amid(Suback)
+    if qos:
+        raw.amid(Puback if qos == 1 else Pubrec)
+    raw.nothing()
+    raw.publish(unique, b"", 1, True)
 
 
 @pytest.mark.req("S0.22")

@@ -170,9 +170,11 @@ def test_the_wills_of_a_dead_node_s_clients_are_sent_when_it_is_back(start_broke
     sub = attach_kept(broker, "s")
     sub.subscribe("w/#", qos=2)
     properties = KEPT if kept and version == 5 else Properties()
-    attach(broker, "c", version, clean=not kept, properties=properties, will=will("w/c", b"dead", qos, qos == 1))
+    left = will("w/c", b"dead", qos, qos == 1)
+    connected = attach(broker, "c", version, clean=not kept, properties=properties, will=left)
     attach(broker, "d", version, will=will("w/d", b"left in peace")).disconnect()
     broker.kill()
+    connected.close()
     broker.start()
     assert eventually(lambda: stored_payloads(broker.data)) == [b"dead"]
     if qos:  # QoS 0 is not owed to a session that was away
@@ -186,9 +188,10 @@ def test_the_wills_of_a_dead_node_s_clients_are_sent_when_it_is_back(start_broke
 @pytest.mark.req("S0.20")
 def test_a_node_that_dies_twice_sends_a_will_once(start_broker):
     broker = start_broker("fsync")
-    attach_kept(broker, "c", will=will("w"))
+    connected = attach_kept(broker, "c", will=will("w"))
     for _ in range(3):
         broker.kill()
+        connected.close()
         broker.start()
         assert eventually(lambda: stored_payloads(broker.data)) == [b"dead"]
 
@@ -197,14 +200,15 @@ def test_a_node_that_dies_twice_sends_a_will_once(start_broker):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_delayed_will_outlives_the_node_and_is_not_sent_if_the_client_is_back_in_time(start_broker, how):
     broker = start_broker("fsync")
-    attach_kept(broker, "back", will=will("w", b"of one that returned", properties=Properties(will_delay=3000)))
+    back = attach_kept(broker, "back", will=will("w", b"of one that returned", properties=Properties(will_delay=3000)))
     gone = attach_kept(broker, "gone", will=will("w", b"of one that stays away", properties=Properties(will_delay=1)))
     if how == signal.SIGTERM:
         broker.stop()
     else:
         os.kill(broker.pid, how)
         broker.process.wait()
-    gone.until_closed()
+    for raw in (back, gone):
+        raw.until_closed()
     broker.start()
     attach_kept(broker, "back").disconnect()
     assert eventually(lambda: stored_payloads(broker.data)) == [b"of one that stays away"]

@@ -141,7 +141,9 @@ def test_a_reconnection_is_served_from_disk_when_the_tail_does_not_hold_what_it_
 
 def _bytes_read_for_what_was_missed(broker: BrokerProcess) -> int:
     sleeper(broker, "a")
-    publish_all(attach(broker, "p"), [("a", b"%04d" % i + b"x" * 800) for i in range(1000)])
+    pub = attach(broker, "p")
+    for start in range(0, 1000, 20):
+        publish_all(pub, [("a", b"%04d" % i + b"x" * 800) for i in range(start, start + 20)])
     before = process_figures(broker)["rchar"]
     back = attach_kept(broker, "s", 4)
     got = [back.message(acknowledge=False).payload[:4] for _ in range(1000)]
@@ -191,7 +193,7 @@ def test_what_was_delivered_and_acknowledged_before_is_not_repeated_by_a_second_
     restart(broker, how)
     back = attach_kept(broker, "s", 4)
     assert back.message().payload == b"m"
-    eventually(lambda: stored_session(broker.data, "s").position == 1)
+    eventually(lambda: stored_session(broker.data, "s").position > 0)
     restart(broker, how)
     attach_kept(broker, "s", 4).nothing(0.05)
 

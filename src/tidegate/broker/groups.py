@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from tidegate.delivery.group import Group
+from tidegate.delivery.group import Group, forget_handed_on
 from tidegate.router.groups import Strategy, make_strategy
 from tidegate.session import changes
 from tidegate.session.session import Session, Subscription
@@ -65,6 +65,7 @@ def attend(broker: Broker, session: Session) -> None:
 
 def absent(broker: Broker, session: Session) -> None:
     """A member has gone: what it had not acknowledged goes to the others at once (S1.22)."""
+    forget_handed_on(session)
     for group in _groups_of(session):
         group.take_back(session)
         if not group.attended:

@@ -51,7 +51,11 @@ def on_subscribe(broker: Broker, link: Link, packet: Subscribe) -> None:
         if wants_retained and subscription.reader is None:
             retained.append(subscription)
     why = broker.why(link, first_error) if first_error is not None else NO_PROPERTIES
-    broker.hold(link, Suback(packet.packet_id, tuple(reasons), why))
+    if min(reasons) < Reason.UNSPECIFIED_ERROR:
+        broker.hold(link, Suback(packet.packet_id, tuple(reasons), why))
+    else:
+        # Nothing that the log would have to keep first, and a full disk must not silence it.
+        broker.send(link, Suback(packet.packet_id, tuple(reasons), NO_PROPERTIES if link.packet_max else why))
     if retained:
         before = broker.log.end
         broker.dispatcher.hold(link, lambda: _start_retained(broker, link, retained, before))

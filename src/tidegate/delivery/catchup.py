@@ -279,6 +279,8 @@ class CatchUp:
                 return False
 
             def use(run: Run | None, flight: Flight = flight) -> None:
+                if session.link is not link or flight.state is not State.SENT or link.on_wire >= link.window:
+                    return  # so much has happened while it was read
                 pending.pop(0)
                 if run is None:
                     run = self.retained_at(flight.base)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 
-from tidegate.router.groups import Strategy
+from tidegate.router.groups import Strategy, make_strategy
 from tidegate.session.flights import State
 from tidegate.session.link import Phase
 from tidegate.session.session import Reader, Session, Subscription
@@ -56,8 +56,22 @@ class Group(Reader):
             for position in range(flight.base, flight.base + flight.count):
                 insort(self.redo, position)
             returned += flight.count
-            flights.drop(flight)
+            if session.link is None:
+                flights.drop(flight)
+            else:
+                flight.reader = HANDED_ON  # the client will still answer, and till then it fills its window
         return returned
+
+
+# The reader of what a connected client was sent before it left the group, and which others get now.
+HANDED_ON = Group(0xFFFFFFFF, b"", b"", 0, make_strategy("round_robin"))
+
+
+def forget_handed_on(session: Session) -> None:
+    """The connection is gone on which the client could have answered."""
+    if session.flights is not None:
+        for flight in [f for f in session.flights.queue if f.reader is HANDED_ON and f.state is not State.DONE]:
+            session.flights.drop(flight)
 
 
 def can_take(member: Subscription, qos: int) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from tidegate.broker import timers
 from tidegate.broker.ingest import ingest
 from tidegate.errors import PeerError
-from tidegate.limits import SEND_BYTES_MAX
+from tidegate.limits import ANSWERS_BYTES_MAX, LINGER_S, SEND_BYTES_MAX
 from tidegate.session.link import Link, Phase
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Connection(Link, asyncio.Protocol):
-    __slots__ = ("broker", "buffered", "descriptor", "open_connections", "transport")
+    __slots__ = ("broker", "buffered", "descriptor", "ignored", "open_connections", "transport")
 
     def __init__(self, broker: Broker, open_connections: set[Connection]) -> None:
         super().__init__()
@@ -26,6 +26,7 @@ class Connection(Link, asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.descriptor = -1
         self.buffered = False  # the transport holds bytes that the socket did not take
+        self.ignored = False  # not read from until it has taken its answers
 
     # ── what the event loop calls ──
 
@@ -53,6 +54,10 @@ class Connection(Link, asyncio.Protocol):
         self.paused = True
 
     def resume_writing(self) -> None:
+        if self.ignored:
+            self.ignored = False
+            if self.transport is not None and not self.transport.is_closing() and self not in self.broker.throttled:
+                self.transport.resume_reading()
         self.broker.drained(self)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -68,8 +73,14 @@ class Connection(Link, asyncio.Protocol):
         if transport is None:
             return
         if self.buffered:
-            if transport.get_write_buffer_size():
+            waiting_bytes = transport.get_write_buffer_size()
+            if waiting_bytes:
                 transport.write(data)
+                if waiting_bytes > ANSWERS_BYTES_MAX and not self.ignored:
+                    # Messages stop coming long before: it asks and asks and takes no answer.
+                    self.ignored = True
+                    self.broker.counters.refused["answers not read"] += 1
+                    transport.pause_reading()
                 return
             self.buffered = False
         try:
@@ -84,12 +95,16 @@ class Connection(Link, asyncio.Protocol):
             transport.write(data[sent:])
 
     def close(self) -> None:
-        if self.transport is not None:
-            self.transport.close()
+        transport = self.transport
+        if transport is not None:
+            if transport.get_write_buffer_size() and not transport.is_closing():
+                # A peer that reads no more must not keep its place for ever.
+                asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+            transport.close()
 
     def throttle(self, on: bool) -> None:
         if self.transport is not None and not self.transport.is_closing():
             if on:
                 self.transport.pause_reading()
-            else:
+            elif not self.ignored:
                 self.transport.resume_reading()
