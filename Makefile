@@ -32,8 +32,8 @@ check: $(DEV_STAMP) ## lint, types, import rules
 bench: $(DEV_STAMP) ## measure this broker beside others
 	$(BIN)/python bench/run.py $(ARGS)
 
-torture: $(DEV_STAMP) ## the crash tests with KILLS kills (default 2000)
-	TORTURE_KILLS=$(KILLS) $(BIN)/python -m pytest --timeout=0 tests/faults $(ARGS)
+torture: $(DEV_STAMP) ## the crash tests with KILLS kills (default 2000) and a million sessions
+	TORTURE=1 TORTURE_KILLS=$(KILLS) $(BIN)/python -m pytest --timeout=0 tests/faults $(ARGS)
 
 docs: $(DEV_STAMP) ## regenerate docs/requirements.md from the tests' marks
 	$(BIN)/python tools/requirements_table.py

@@ -42,6 +42,7 @@ class Message:
     publisher: str
     topic: bytes
     qos: int
+    disruptions: int = 0  # of the group, when it was sent
     sent: list[int] = field(default_factory=list)  # the steps in which it was sent, more than once if repeated
     acknowledged: bool = False
 
@@ -70,8 +71,9 @@ class Actor:
         self.greeted = False
         # What a client remembers from connection to connection.
         self.incoming: dict[int, bytes] = {}  # QoS 2 messages that have not been released
+        self.releasing: dict[int, bytes] = {}  # … and those that were, before their last answer
         self.outgoing: dict[int, Outgoing] = {}
-        self.late: dict[int, bytes] = {}  # QoS 1 messages of the connection before that it has not acknowledged
+        self.late: dict[int, bytes] = {}  # messages of the connection before that it has not acknowledged
         # What belongs to this connection.
         self.wire: dict[int, bytes] = {}
         self.owed: list[Packet] = []
@@ -99,7 +101,6 @@ class Model:
         self.candidates: set[tuple[str, int]] = set()  # (subscriber, message); owed once it is acknowledged
         self.group_candidates: set[int] = set()
         self.disruptions = 0  # of the group: a member left, or the broker crashed
-        self.handed: dict[int, tuple[str, int]] = {}  # the group's QoS 1 messages: (member, disruptions) of the last
 
     # ── what is owed ──
 
@@ -152,7 +153,7 @@ class Model:
 
     def _lost(self, actor: Actor) -> None:
         actor.client = None
-        actor.late = {pid: payload for pid, payload in actor.wire.items() if pid not in actor.incoming}
+        actor.late = {pid: payload for pid, payload in actor.wire.items() if pid not in actor.releasing}
         actor.wire, actor.owed, actor.asked = {}, [], {}
         if not actor.persistent:
             self._ended(actor)
@@ -199,6 +200,8 @@ class Model:
             history[-1].qos = qos
         else:
             history.append(Interest(qos, self.step))
+        if actor.worker and not qos:
+            self.group_candidates.clear()  # whatever goes to this member counts as done
         name = GROUP + pattern if actor.worker else pattern
         actor.client.send(Subscribe(pid, (FilterRequest(name, qos),)))
 
@@ -218,7 +221,7 @@ class Model:
         assert actor.client is not None
         packets: list[Packet] = []
         for _ in range(count):
-            message = Message(len(self.messages), actor.name, topic, qos)
+            message = Message(len(self.messages), actor.name, topic, qos, self.disruptions)
             self.messages.append(message)
             pid = actor.free_id() if qos else 0
             if qos:
@@ -229,7 +232,8 @@ class Model:
                 if not qos or not history:
                     continue
                 if other.worker:
-                    self.group_candidates.add(message.number)
+                    if all(h[-1].qos for member in self.members() for h in member.interests.values()):
+                        self.group_candidates.add(message.number)
                 elif other.persistent:
                     self.candidates.add((other.name, message.number))
         actor.client.send(*packets)
@@ -245,7 +249,10 @@ class Model:
         for packet in packets:
             assert isinstance(packet, Puback | Pubrec | Pubrel | Pubcomp)
             if isinstance(packet, Puback | Pubcomp):
-                self._finished(actor, actor.wire.pop(packet.packet_id, None))
+                on_wire = actor.wire.pop(packet.packet_id, None)
+                if isinstance(packet, Pubcomp):
+                    on_wire = actor.releasing.pop(packet.packet_id, on_wire)
+                self._finished(actor, on_wire)
         actor.client.send(*packets)
 
     def acknowledge_late(self, actor: Actor, place: int) -> None:
@@ -253,7 +260,11 @@ class Model:
         assert actor.client is not None
         pid = sorted(actor.late)[place % len(actor.late)]
         payload = actor.late.pop(pid)
-        if pid not in actor.wire:
+        if pid in actor.wire or pid in actor.releasing:
+            return
+        if pid in actor.incoming:
+            actor.client.send(Pubrec(pid))
+        else:
             self._finished(actor, payload)
             actor.client.send(Puback(pid))
 
@@ -300,7 +311,8 @@ class Model:
             case Publish():
                 self._received(actor, packet)
             case Pubrel():
-                actor.incoming.pop(packet.packet_id, None)
+                if packet.packet_id in actor.incoming:
+                    actor.releasing[packet.packet_id] = actor.incoming.pop(packet.packet_id)
                 actor.owed.append(Pubcomp(packet.packet_id))
             case _:
                 raise AssertionError(f"{actor.name} got {packet}")
@@ -313,7 +325,7 @@ class Model:
             kept = [p for p, h in actor.interests.items() if _certain(h)]
             assert not (actor.persistent and kept), f"{actor.name} lost its session with {kept}"
             self._ended(actor)
-            actor.incoming, actor.outgoing = {}, {}
+            actor.incoming, actor.outgoing, actor.releasing = {}, {}, {}
             return
         again: list[Packet] = []
         for pid, outgoing in actor.outgoing.items():
@@ -380,9 +392,8 @@ class Model:
             begun = [a.name for a in others if 2 in a.delivered[message.number]]
             assert not begun, f"{message} went to {begun[0]} and to {actor.name}"
         elif others and len(message.sent) == 1:
-            last, disruptions = self.handed[message.number]
-            assert disruptions < self.disruptions, f"{message} went to {last} and for no reason to {actor.name}"
-        self.handed[message.number] = actor.name, self.disruptions
+            went = f"{message} went to {others[0].name} and for no reason to {actor.name}"
+            assert message.disruptions < self.disruptions, went
         if not qos:
             self.group_candidates.discard(message.number)  # this member answers nothing
 

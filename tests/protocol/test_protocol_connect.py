@@ -134,7 +134,7 @@ def test_enhanced_authentication_is_refused_by_its_method(client, unique):
     assert raw.until_closed() == []
 
 
-@pytest.mark.req("S0.17", "S1.3")
+@pytest.mark.req("S0.17")
 def test_a_refused_connect_displaces_nobody(client, unique):
     """[MQTT-3.1.4-2]"""
     first = client(unique, 5)
@@ -295,7 +295,6 @@ def test_a_connection_that_never_introduces_itself_is_closed(start_broker):
         assert raw.until_closed() == []
 
 
-@pytest.mark.req("S1.1", "S1.2")
 def test_packets_may_follow_connect_without_waiting_for_connack(client, unique):
     """[MQTT-3.1.4-5] allows clients not to wait."""
     raw = client(version=4)

@@ -30,7 +30,6 @@ def pair(client, unique):
 # ── the flows ──
 
 
-@pytest.mark.req("S1.24", "S2.14")
 @pytest.mark.parametrize("version", [3, 4, 5])
 def test_qos_1_is_answered_by_puback_and_qos_2_by_pubrec_and_pubcomp(client, unique, version):
     """[MQTT-3.3.4-1], [MQTT-4.3.2-4], [MQTT-4.3.3-8]"""
@@ -64,7 +63,6 @@ def test_a_v3_publisher_hears_no_reason(client, unique, qos):
     assert pub.receive().reason == 0
 
 
-@pytest.mark.req("S1.17", "S2.13")
 def test_the_dup_flag_is_not_passed_on(pair, unique):
     """[MQTT-3.3.1-3]"""
     pub, sub = pair
@@ -72,7 +70,6 @@ def test_the_dup_flag_is_not_passed_on(pair, unique):
     assert not sub.message().dup
 
 
-@pytest.mark.req("S1.17", "S1.19")
 @pytest.mark.parametrize("sent", [0, 1, 2])
 @pytest.mark.parametrize("granted", [0, 1, 2])
 def test_the_delivery_has_the_lower_of_both_qos(client, unique, sent, granted):

@@ -135,7 +135,7 @@ def test_hash_of_topic_keeps_a_topic_with_one_member(connect, unique):
     assert sum(bool(share) for share in received) > 1
 
 
-@pytest.mark.req("S1.22", "S2.14")
+@pytest.mark.req("S2.14")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_absent_members_are_skipped(connect, brokers, unique, strategy):
     """4.8.2: a session that is away need not be chosen"""
@@ -154,6 +154,7 @@ def test_absent_members_are_skipped(connect, brokers, unique, strategy):
 # ── several groups, several kinds ──
 
 
+@pytest.mark.req("S1.17", "S1.19", "S2.13")
 def test_every_group_gets_every_message_and_so_do_plain_subscribers(client, unique):
     """4.8.2"""
     filters = [f"$share/one/{unique}", f"$share/two/{unique}", unique]

@@ -54,20 +54,22 @@ def log_bytes(broker: BrokerProcess) -> int:
     return sum(path.stat().st_size for path in (broker.data / "log").iterdir() if path.suffix == ".log")
 
 
-def publish_all(client: RawClient, messages: Iterable[tuple[str, bytes]], qos: int = 1) -> None:
-    """Publish in one go with QoS 0 or 1 and wait for every acknowledgement."""
+def publish_all(
+    client: RawClient, messages: Iterable[tuple[str, bytes]], qos: int = 1, together: int = 1000
+) -> None:
+    """Publish with QoS 0 or 1, so many in one go, and wait until the broker has them before the next."""
     packets: list[Packet] = []
     for topic, payload in messages:
         pid = client.packet_id() if qos else 0
         packets.append(Publish(topic.encode(), payload, qos, packet_id=pid))
-    for start in range(0, len(packets), 1000):
-        some = packets[start : start + 1000]
+    for start in range(0, len(packets), together):
+        some = packets[start : start + together]
         client.send_bytes(b"".join(encode(packet, client.version) for packet in some))
         for _ in some if qos else ():
             client.amid(Puback)
-    if not qos:
-        client.send(Pingreq())
-        client.amid(Pingresp)
+        if not qos:
+            client.send(Pingreq())
+            client.amid(Pingresp)
 
 
 def user_properties(message: Publish) -> dict[str, str]:

@@ -214,3 +214,21 @@ def test_each_session_has_a_position_of_its_own(broker):
     assert numbers(quick, 10) == list(range(10))
     assert numbers(slow, 3) == [0, 1, 2]
     eventually(lambda: (position(broker, "quick"), position(broker, "slow")) == (10, 3))
+
+
+@pytest.mark.req("S0.12")
+@pytest.mark.parametrize("there", ["away", "connected"])
+def test_messages_of_one_publisher_on_one_topic_keep_their_order_whatever_their_qos(start_broker, there):
+    broker = start_broker("fsync")
+    sub = attach_kept(broker, "s")
+    sub.subscribe("n", qos=2)
+    if there == "away":
+        sub.disconnect()
+    pub = attach(broker, "p", 5)
+    for i in range(40):
+        pub.publish("n", b"%d" % i, 2 if i % 4 == 0 else 1, packet_id=i + 1, wait=False)
+    for _ in range(40):
+        pub.receive()
+    if there == "away":
+        sub = attach_kept(broker, "s")
+    assert [int(sub.amid(Publish).payload) for _ in range(40)] == list(range(40))

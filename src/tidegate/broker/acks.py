@@ -37,7 +37,21 @@ def on_puback(broker: Broker, link: Link, packet: Puback) -> None:
         raise ProtocolViolation("PUBACK for a QoS 2 message")
     if packet.reason >= 0x80:
         broker.counters.dropped["refused by the client"] += 1
-    finished(broker, link, flights, flights.isolate(flight, packet.packet_id))
+    finished(broker, link, flights, _alone(link, session, flight, packet.packet_id))
+
+
+def _alone(link: Link, session: Session, flight: Flight, pid: int) -> Flight:
+    """The flight of one message. If this connection has not brought it yet, for the client had it from the one
+    before, it need not come again."""
+    flights = session.in_flight()
+    again = session.reader.resend
+    if not again or flight not in again:
+        return flights.isolate(flight, pid)
+    link.on_wire += 1  # its end takes it off
+    at, first, end = again.index(flight), flight.pid, flight.pid + flight.count
+    alone = flights.isolate(flight, pid)
+    again[at : at + 1] = [f for f in flights.queue if first <= f.pid < end and f is not alone]
+    return alone
 
 
 def on_pubrec(broker: Broker, link: Link, packet: Pubrec) -> None:
@@ -51,6 +65,7 @@ def on_pubrec(broker: Broker, link: Link, packet: Pubrec) -> None:
         return
     if flight.qos != 2:
         raise ProtocolViolation("PUBREC for a QoS 1 message")
+    flight = _alone(link, session, flight, packet.packet_id)
     if packet.reason >= 0x80:
         broker.counters.dropped["refused by the client"] += 1
         finished(broker, link, flights, flight)

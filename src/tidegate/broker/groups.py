@@ -42,15 +42,20 @@ def left(broker: Broker, subscription: Subscription) -> None:
     if not isinstance(group, Group):
         return
     group.take_back(subscription.session)
+    if subscription.session.flights is not None:
+        # QoS 2 messages that it has begun go to nobody else, also after a crash [MQTT-4.8.2-5].
+        begun = {f.base for f in subscription.session.flights.queue if f.reader is group and f.qos == 2}
+        group.skip = (group.skip or set()) | begun or None
     group.members = [m for m in group.members if m is not subscription]
     if not group.members:
         assert group.key is not None
         del broker.groups[group.key]
         del broker.groups_by_number[group.number]
         broker.moved.discard(group)
+        broker.catch_up.release(group)
         broker.change(changes.gone(group.number))
         return
-    _hand_on(broker, group)
+    _without(broker, group)
 
 
 def attend(broker: Broker, session: Session) -> None:
@@ -68,22 +73,21 @@ def absent(broker: Broker, session: Session) -> None:
     forget_handed_on(session)
     for group in _groups_of(session):
         group.take_back(session)
-        if not group.attended:
-            if group.live:
-                group.cursor = broker.log.end
-            group.live = group.blocked = False
-            broker.moved.add(group)
-        else:
-            _hand_on(broker, group)
+        _without(broker, group)
 
 
-def _hand_on(broker: Broker, group: Group) -> None:
-    if group.redo and group.attended:
-        if group.live:
-            group.cursor = broker.log.end
-            group.live = False
-        group.blocked = False
+def _without(broker: Broker, group: Group) -> None:
+    """One member less: the others get what it left, or the group waits for one to come back."""
+    if group.attended and not group.redo:
+        return
+    if group.live:
+        group.cursor = broker.log.end
+    group.live = group.blocked = False
+    if group.attended:
         broker.dispatcher.queue(group)
+    else:
+        broker.catch_up.release(group)
+        broker.moved.add(group)
 
 
 def _groups_of(session: Session) -> list[Group]:

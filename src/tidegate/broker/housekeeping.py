@@ -140,20 +140,19 @@ class Housekeeping:
             if segment.end > broker.log.snapshot_floor():
                 self.start_snapshot()  # the state in it must be elsewhere first
                 break
-            needed = False
+            needing: set[Reader] = set()
             for index, topic in enumerate(broker.log.topics(segment)):
-                if self._somebody_needs(topic, segment):
-                    needed = True
+                self._add_needing(topic, segment, needing)
+                if needing and total <= limits.hard_bytes:
                     break
                 if index % TOPICS_PER_STEP == TOPICS_PER_STEP - 1:
                     yield
-            if needed and total <= limits.hard_bytes:
+            if needing and total <= limits.hard_bytes:
                 break
-            if needed:
+            if needing:
                 broker.counters.dropped["needed, but the log was full"] += 1
                 broker.report("log.promise_broken", {"first": segment.base, "last": segment.end - 1})
-            else:
-                self._pass_by(segment)
+            self._pass_by(segment, needing)
             dropped.append(segment)
             total -= segment.bytes
             yield
@@ -162,25 +161,31 @@ class Housekeeping:
             broker.report("log.trimmed", {"segments": len(dropped), "floor": dropped[-1].end})
         self._trimming = None
 
-    def _somebody_needs(self, topic: bytes, segment: SegmentFacts) -> bool:
+    def _add_needing(self, topic: bytes, segment: SegmentFacts, needing: set[Reader]) -> None:
+        """Add the readers that still want messages of a topic in a segment."""
         broker = self.broker
         for subscription in broker.table.index.match(topic):
             if not subscription.qos or not subscription.session.persistent:
                 continue
             reader = subscription.reader or subscription.session.reader
             if broker.dispatcher.position(reader) < segment.end and subscription.since < segment.end:
-                return True
+                needing.add(reader)
+                continue
             flights = subscription.session.flights
-            if flights is not None and (flights.lowest(reader) or segment.end) < segment.end:
-                return True  # begun with QoS 2 for a group, whose position does not wait for it
-        return False
+            begun = flights.lowest(reader) if flights is not None else None
+            if begun is not None and begun < segment.end:
+                needing.add(reader)  # with QoS 2 for a group, whose position does not wait for it
 
-    def _pass_by(self, segment: SegmentFacts) -> None:
-        """Nothing in the segment is for anyone who has not read it: their positions move behind it."""
+    def _pass_by(self, segment: SegmentFacts, needing: set[Reader]) -> None:
+        """Nothing in the segment is for the others, read or not: the positions of absent ones move behind it."""
         broker = self.broker
+        for group in broker.groups.values():
+            if not group.live and not group.attended and group.cursor < segment.end and group not in needing:
+                group.cursor = segment.end
+                broker.moved.add(group)
         for session in broker.sessions.values():
             reader = session.reader
-            if not reader.live and session.link is None and reader.cursor < segment.end:
+            if not reader.live and session.link is None and reader.cursor < segment.end and reader not in needing:
                 reader.cursor = segment.end
                 broker.moved.add(reader)
             elif reader.live and session.persistent:

@@ -257,7 +257,7 @@ def _pubacks(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> int
     """Take the PUBACKs of the oldest flight if they come in order: where they end, else `pos`."""
     session = link.session
     flights = session.flights if session is not None else None
-    if flights is None or not flights.queue:
+    if flights is None or not flights.queue or session.reader.resend:  # type: ignore[union-attr]
         return pos
     flight = flights.queue[0]
     count = (end - pos) >> 2

@@ -107,7 +107,9 @@ class Recovery:
         if broker.sessions.get(session.client_id) is session:
             del broker.sessions[session.client_id]
         self.connected.discard(session.number)
-        self.flights.pop(session.number, None)
+        for reader, _, _, position in self.flights.pop(session.number, {}).values():
+            if reader:
+                self.done.setdefault(reader, set()).add(position)  # of a group: nobody else gets it [MQTT-4.8.2-5]
 
     def subscribed(self, record: bytes) -> None:
         broker = self.broker

@@ -279,7 +279,7 @@ class CatchUp:
                 return False
 
             def use(run: Run | None, flight: Flight = flight) -> None:
-                if session.link is not link or flight.state is not State.SENT or link.on_wire >= link.window:
+                if session.link is not link or pending[:1] != [flight] or link.on_wire >= link.window:
                     return  # so much has happened while it was read
                 pending.pop(0)
                 if run is None:
@@ -351,11 +351,10 @@ class CatchUp:
                         member.session.in_flight().scrambled = True
                 if taken:
                     group.redo.remove(position)
+                else:
+                    self.dispatcher.block(group, group.cursor)
 
             self._fetch(group, position, 1, use)
-            if group.reading:
-                return False
-            if not taken:
-                self.dispatcher.block(group, group.cursor if not group.live else self.dispatcher.log.end)
+            if group.reading or not taken:
                 return False
         return True
