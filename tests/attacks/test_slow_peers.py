@@ -86,7 +86,7 @@ def test_a_subscriber_that_reads_again_gets_everything_in_order(make_scene, vers
 
 @pytest.mark.attack("A17")
 @pytest.mark.parametrize("question", [b"\xc0\x00", publish_bytes(b"a", b"", 4, 1, 7)], ids=["PINGREQ", "QoS 1"])
-def test_a_client_that_asks_and_never_reads_the_answers_is_not_listened_to_any_more(make_scene, question: bytes) -> None:
+def test_a_client_that_asks_and_never_reads_the_answers_is_ignored_after_a_while(make_scene, question: bytes) -> None:
     scene: Scene = make_scene(log__tail_bytes=TAIL_BYTES)
     attacker = deaf(scene, "attacker")
     before = scene.broker.rss_bytes()
@@ -102,12 +102,12 @@ def test_a_client_that_reads_its_answers_at_last_gets_all_of_them_and_is_listene
     sent = ask_until_ignored(scene, client, question)
     rest = question[sent % len(question) :] if sent % len(question) else b""
     threading.Thread(target=client.socket.sendall, args=(rest + b"\xc0\x00",), daemon=True).start()
-    answers = b"\x40\x02\x00\x07" * -(-sent // len(question)) + b"\xd0\x00"
+    answers = b"\x40\x02\x00\x07" * -(-sent // len(question))
     client.socket.settimeout(PATIENCE_S)
     came = bytearray()
-    while len(came) < len(answers):
+    while len(came) < len(answers) + len(b"\xd0\x00"):
         came += client.socket.recv(1 << 20)
-    assert came == answers
+    assert came.replace(b"\xd0\x00", b"", 1) == answers  # the pong may be ahead: acknowledgements wait for the log
 
 
 def ask_until_ignored(scene: Scene, client: RawClient, question: bytes) -> int:

@@ -254,6 +254,7 @@ class Broker:
         if acknowledge:
             for link, pids, matched in acknowledge:
                 held.append((link, acks.pubacks(pids, 0 if matched or not link.v5 else 0x10)))
+                counters.messages_sent += len(pids)
             if self.log.unstored_bytes > UNSTORED_BYTES_MAX:
                 self._throttle(link for link, _, _ in acknowledge)
 

@@ -37,6 +37,11 @@ class Housekeeping:
         self._retention_s = broker.now_s
         self._trimming: Iterator[None] | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether a snapshot is under way: then `often` should come more often."""
+        return self._state is not None
+
     def often(self) -> None:
         self.write_positions()
         if self._state is not None:

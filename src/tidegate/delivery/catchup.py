@@ -146,7 +146,7 @@ class CatchUp:
             return dispatcher.send_run(reader, target, run, start, qos)
         if start:
             return dispatcher.deliver_plainly(reader, target, run, start, True)
-        dispatcher.send(link, blob(run, target.key0))
+        dispatcher.emit(link, blob(run, target.key0))
         dispatcher.counters.publishes_sent += run.count
         return run.count
 

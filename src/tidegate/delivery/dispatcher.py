@@ -62,6 +62,22 @@ class Dispatcher:
         link.out.append(data)
         link.out_bytes += len(data)
 
+    def emit(self, link: Link, data: bytes) -> None:
+        """Send a message that need not wait for the log, but must not overtake one that does (I3)."""
+        if link.holding:
+            self.held.append((link, data))
+            link.out_bytes += len(data)
+            self.request_tick()
+        else:
+            self.send(link, data)
+
+    def emit_stored(self, link: Link, data: bytes) -> None:
+        """Send a message when the log has stored this tick."""
+        link.holding += 1
+        self.held.append((link, data))
+        self.held.append((link, link.let_go))
+        self.request_tick()
+
     def hold(self, link: Link, data: bytes | Callable[[], None]) -> None:
         """Send, or call, when everything appended up to the end of this tick is stored."""
         self.held.append((link, data))
@@ -115,11 +131,14 @@ class Dispatcher:
                         data = b"".join(pieces)
                 else:
                     data = blob(run, target.key0)
+                sent += count
+                if link.holding:
+                    self.emit(link, data)
+                    continue
                 out = link.out
                 if not out:
                     dirty.append(link)
                 out.append(data)
-                sent += count
                 link.out_bytes += len(data)
                 if link.out_bytes > SEND_BYTES_MAX:
                     self.block(reader, run.base + count)
@@ -158,10 +177,10 @@ class Dispatcher:
             some[1::3] = PIDS[pid : pid + count]
             if qos == 1:
                 flights.add(Flight(pid, count, run.base + start, 1, reader))
-                self.send(link, b"".join(some))
+                self.emit(link, b"".join(some))
             else:
                 self._begin_qos2(session, reader, pid, count, run.base + start)
-                self.hold(link, b"".join(some))
+                self.emit_stored(link, b"".join(some))
             self.counters.publishes_sent += count
             start += count
         return start
@@ -254,7 +273,7 @@ class Dispatcher:
             link.aliases_out[run.topic] = new_alias
         self.counters.publishes_sent += 1
         if not qos:
-            self.send(link, data)
+            self.emit(link, data)
             return
         flights = session.in_flight()
         pid = flights.take(1)
@@ -271,10 +290,10 @@ class Dispatcher:
                         session.number, 0, pid, 1, State.SENT, run.base + index, self.position(session.reader)
                     )
                 )
-            self.send(link, data)
+            self.emit(link, data)
         else:
             self._begin_qos2(session, reader, pid, 1, run.base + index)
-            self.hold(link, data)
+            self.emit_stored(link, data)
 
     # ── shared groups ──
 

@@ -32,6 +32,7 @@ from tidegate.wire import Reason
 log = logging.getLogger("tidegate")
 
 OFTEN_S = 0.1
+BUSY_S = 0.01  # while a snapshot is being written
 LINGER_S = 0.001  # how long a handed-over message waits for others before it is appended
 QUIET_S = 50e-6  # since the last tick; about what a tick of one message and its system calls take
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
@@ -166,7 +167,8 @@ class Server:
         self.broker.flush()
 
     def _often(self) -> None:
-        self._ticker = self.loop.call_later(OFTEN_S, self._often)
+        pause_s = OFTEN_S if not self.housekeeping.busy else BUSY_S
+        self._ticker = self.loop.call_later(pause_s, self._often)
         self.clock.tick()
         now_s = self.broker.now_s = self.clock.now_s
         self.broker.now_ms = self.clock.now_ms

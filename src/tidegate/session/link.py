@@ -34,6 +34,7 @@ class Link:
         "aliases_out_max",
         "client_id",
         "connected_at_s",
+        "holding",
         "keep_alive_s",
         "more",
         "on_wire",
@@ -83,6 +84,7 @@ class Link:
         # Outgoing: `out` is written once per tick.
         self.out: list[bytes] = []
         self.out_bytes = 0
+        self.holding = 0  # QoS 2 messages that wait for the log; later messages wait behind them
         self.paused = False  # the socket does not take more at the moment
         self.window = 0  # unacknowledged messages the client takes at a time
         self.on_wire = 0  # … and how many there are
@@ -97,6 +99,10 @@ class Link:
         self.received_bytes = 0
         self.received_packets = 0
         self.sent_bytes = 0
+
+    def let_go(self) -> None:
+        """A message that waited for the log has been sent."""
+        self.holding -= 1
 
     def write(self, data: bytes) -> None:
         raise NotImplementedError
