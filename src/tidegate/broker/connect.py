@@ -7,6 +7,7 @@ missed. A connection that fails to authenticate displaces nobody.
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidegate.broker import groups, timers
@@ -75,7 +76,18 @@ def on_connect(broker: Broker, link: Link, packet: Packet) -> None:
     session.away_since_ms = 0
     _open(broker, link, packet, session, client_id)
     record(broker, session, connected=True)
-    broker.send(link, _connack(broker, link, packet, session, present, assigned))
+    connack = _connack(broker, link, packet, session, present, assigned)
+    if link.packet_max and len(encode(connack, link.version)) > link.packet_max:
+        # What is so by default need not be said [MQTT-3.1.2-24].
+        told = replace(
+            connack.properties,
+            retain_available=None,
+            wildcard_available=None,
+            subscription_ids_available=None,
+            shared_available=None,
+        )
+        connack = replace(connack, properties=told)
+    broker.send(link, connack)
     _resume(broker, link, session)
 
 

@@ -226,7 +226,7 @@ class Dispatcher:
             return False
         if run.expiries is not None:
             expiry = run.expiries[index]
-            if expiry != NO_EXPIRY and self.now_ms - run.time_ms >= expiry * 1000:
+            if expiry != NO_EXPIRY and self.now_ms - run.time_ms > expiry * 1000:
                 self.counters.dropped["expired"] += 1  # [MQTT-3.3.2-5]
                 return False
         return qos > 0 or position >= live_from
