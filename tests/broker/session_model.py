@@ -55,6 +55,7 @@ class Interest:
     since: int
     until: int | None = None
     certain: bool = False  # the SUBACK has come
+    changed: int = 0  # when it got another QoS
 
 
 @dataclass
@@ -77,11 +78,12 @@ class Actor:
         # What belongs to this connection.
         self.wire: dict[int, bytes] = {}
         self.owed: list[Packet] = []
+        self.crossed: set[int] = set()  # what it acknowledged late may be on its way again already
         self.asked: dict[int, tuple[str, bytes]] = {}
         # What it has seen.
         self.interests: dict[bytes, list[Interest]] = {}
         self.delivered: dict[int, list[int]] = {}  # number → the QoS of each delivery
-        self.newest: dict[tuple[str, bytes, int], int] = {}
+        self.newest: dict[tuple[str, bytes], int] = {}
 
     @property
     def connected(self) -> bool:
@@ -154,7 +156,7 @@ class Model:
     def _lost(self, actor: Actor) -> None:
         actor.client = None
         actor.late = {pid: payload for pid, payload in actor.wire.items() if pid not in actor.releasing}
-        actor.wire, actor.owed, actor.asked = {}, [], {}
+        actor.wire, actor.owed, actor.asked, actor.crossed = {}, [], {}, set()
         if not actor.persistent:
             self._ended(actor)
         if actor.worker:
@@ -197,7 +199,9 @@ class Model:
         if _open(history):
             if qos < history[-1].qos:
                 self._forgive(actor, pattern)
-            history[-1].qos = qos
+            if qos != history[-1].qos:
+                history[-1].certain &= qos < history[-1].qos
+                history[-1].qos, history[-1].changed = qos, self.step
         else:
             history.append(Interest(qos, self.step))
         if actor.worker and not qos:
@@ -262,6 +266,7 @@ class Model:
         payload = actor.late.pop(pid)
         if pid in actor.wire or pid in actor.releasing:
             return
+        actor.crossed.add(pid)
         if pid in actor.incoming:
             actor.client.send(Pubrec(pid))
         else:
@@ -348,6 +353,8 @@ class Model:
         assert (packet.topic, packet.retain) == (message.topic, False)
         assert packet.qos <= message.qos
         assert actor.greeted, "a message before the CONNACK"
+        if packet.dup and packet.packet_id in actor.crossed:
+            return
         if packet.qos:
             pid = packet.packet_id
             assert pid not in actor.wire, f"{actor.name} got packet id {pid} while it owes {actor.wire[pid]!r} for it"
@@ -363,7 +370,7 @@ class Model:
         if actor.worker:
             self._check_group(actor, message, packet.qos)
         else:
-            self._check_order(actor, message, packet.qos)
+            self._check_order(actor, message)
         before = actor.delivered.setdefault(number, [])
         assert packet.qos != 2 or 2 not in before, f"{actor.name} got {message} twice with QoS 2"
         assert message.qos or not before, f"{actor.name} got {message} twice"
@@ -378,10 +385,12 @@ class Model:
                         return
         raise AssertionError(f"{actor.name} never asked for {message}: {actor.interests}")
 
-    def _check_order(self, actor: Actor, message: Message, qos: int) -> None:
+    def _check_order(self, actor: Actor, message: Message) -> None:
         if message.number in actor.delivered:
             return
-        key = message.publisher, message.topic, qos
+        if any(h[-1].changed > message.sent[0] for p, h in actor.interests.items() if matches(p, message.topic)):
+            return  # what was sent when it had another QoS, and not owed, may be owed again after a crash
+        key = message.publisher, message.topic
         newest = actor.newest.get(key, -1)
         assert newest < message.number, f"{actor.name} got {message.number} after {newest} of {key}"
         actor.newest[key] = message.number

@@ -192,7 +192,7 @@ def _resume(broker: Broker, link: Link, session: Session) -> None:
     if session.flights is not None:
         for flight in session.flights.queue:
             if flight.state is State.RELEASED:
-                broker.send(link, Pubrel(flight.pid))
+                broker.hold(link, Pubrel(flight.pid))
                 link.on_wire += flight.count
             elif flight.state is State.SENT:
                 again.append(flight)

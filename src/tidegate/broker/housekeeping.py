@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tidegate.broker.core import Broker
 
 TOPICS_PER_STEP = 200
+SESSIONS_PER_STEP = 5000
 
 
 class Housekeeping:
@@ -72,7 +73,8 @@ class Housekeeping:
             return
         position = broker.dispatcher.position
         pairs = []
-        for reader in broker.moved:
+        for _ in range(min(len(broker.moved), SESSIONS_PER_STEP)):
+            reader = broker.moved.pop()
             if reader.session is not None and not reader.session.persistent:
                 continue
             now_at = position(reader)
@@ -81,7 +83,6 @@ class Housekeeping:
             if now_at != reader.floor:
                 reader.floor = now_at
                 pairs.append((reader.number, now_at))
-        broker.moved.clear()
         if pairs:
             broker.change(changes.positions(pairs))
 
@@ -157,7 +158,7 @@ class Housekeeping:
             if needing:
                 broker.counters.dropped["needed, but the log was full"] += 1
                 broker.report("log.promise_broken", {"first": segment.base, "last": segment.end - 1})
-            self._pass_by(segment, needing)
+            yield from self._pass_by(segment, needing)
             dropped.append(segment)
             total -= segment.bytes
             yield
@@ -181,14 +182,16 @@ class Housekeeping:
             if begun is not None and begun < segment.end:
                 needing.add(reader)  # with QoS 2 for a group, whose position does not wait for it
 
-    def _pass_by(self, segment: SegmentFacts, needing: set[Reader]) -> None:
+    def _pass_by(self, segment: SegmentFacts, needing: set[Reader]) -> Iterator[None]:
         """Nothing in the segment is for the others, read or not: the positions of absent ones move behind it."""
         broker = self.broker
         for group in broker.groups.values():
             if not group.live and not group.attended and group.cursor < segment.end and group not in needing:
                 group.cursor = segment.end
                 broker.moved.add(group)
-        for session in broker.sessions.values():
+        for index, session in enumerate(list(broker.sessions.values())):
+            if index % SESSIONS_PER_STEP == SESSIONS_PER_STEP - 1:
+                yield
             reader = session.reader
             if not reader.live and session.link is None and reader.cursor < segment.end and reader not in needing:
                 reader.cursor = segment.end

@@ -27,7 +27,9 @@ def overrun(broker: Broker, reader: Reader, first: int, left: int) -> None:
 
 def tell(broker: Broker, client_id: bytes, what: dict[str, object]) -> None:
     broker.counters.notices += 1
-    topic = b"$SYS/clients/" + client_id + b"/notice"
+    # A client id may hold what a topic name may not.
+    name = client_id.replace(b"+", b"%2B").replace(b"#", b"%23")
+    topic = b"$SYS/clients/" + name + b"/notice"
     publish_unstored(broker, topic, json.dumps(what).encode(), even_behind=True)
 
 

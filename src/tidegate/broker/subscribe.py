@@ -122,7 +122,7 @@ def _start_position(broker: Broker, start: bytes) -> int:
     if asked.kind == "earliest":
         return broker.log.floor
     if asked.kind == "position":
-        return min(max(asked.value, broker.log.floor), broker.log.end)
+        return min(asked.value, broker.log.end)  # below the floor: the reader is told what it cannot get (S3.14)
     return broker.log.position_at_time(asked.value)
 
 

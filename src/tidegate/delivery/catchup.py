@@ -323,8 +323,10 @@ class CatchUp:
             )
             if link.packet_max and len(data) > link.packet_max:
                 too_large.append(flight.pid + i)
+            elif flight.qos == 2:
+                dispatcher.emit_stored(link, data)  # its record may still be on its way, if the client is quickly back
             else:
-                dispatcher.send(link, data)
+                dispatcher.emit(link, data)
         sent = flight.count - len(too_large)
         link.on_wire += sent
         dispatcher.counters.publishes_sent += sent

@@ -65,9 +65,8 @@ class Dispatcher:
     def emit(self, link: Link, data: bytes) -> None:
         """Send a message that need not wait for the log, but must not overtake one that does (I3)."""
         if link.holding:
-            self.held.append((link, data))
             link.out_bytes += len(data)
-            self.request_tick()
+            self.emit_stored(link, data)  # and the next one must not overtake this one
         else:
             self.send(link, data)
 

@@ -207,7 +207,8 @@ class Server:
         for connection in list(self.connections):
             if connection.transport is not None:
                 connection.transport.abort()
-        self.housekeeping.write_positions()
+        while broker.moved:
+            self.housekeeping.write_positions()
         self._tick()
         if self.exit_code == 0:
             self._last_snapshot()
