@@ -30,7 +30,11 @@ check: $(DEV_STAMP) ## lint, types, import rules
 	$(BIN)/python -m pytest -q tests/test_import_rules.py
 
 bench: $(DEV_STAMP) ## measure this broker beside others
-	$(BIN)/python bench/run.py $(ARGS)
+	@mkdir -p docs/images
+	$(BIN)/python bench/run.py --picture docs/images/bench.svg $(ARGS)
+	$(BIN)/python bench/sessions.py
+	$(BIN)/python bench/index.py
+	$(BIN)/python bench/report.py
 
 torture: $(DEV_STAMP) ## the crash tests with KILLS kills (default 2000) and a million sessions
 	TORTURE=1 TORTURE_KILLS=$(KILLS) $(BIN)/python -m pytest --timeout=0 tests/faults $(ARGS)
