@@ -26,13 +26,10 @@ def subscribe_bytes(filters: list[bytes], version: int, pid: int = 1, options: i
 
 
 @pytest.mark.attack("A8")
-@pytest.mark.parametrize("qos", [0, 1, 2])
-def test_a_topic_that_is_no_topic_reaches_nobody_and_ends_the_connection(scene: Scene, version: int, qos: int) -> None:
+def test_a_topic_that_is_no_topic_reaches_nobody_and_ends_the_connection(scene: Scene, version: int) -> None:
     listener = scene.open("listener", 5)
-    listener.subscribe("#")
-    listener.unsubscribe("#")
-    listener.subscribe("+/#", "attack/#")
-    for topic in BAD_TOPICS:
+    listener.subscribe("#", "+/#", "attack/#")
+    for topic, qos in itertools.product(BAD_TOPICS, (0, 1, 2)):
         attacker = scene.open("attacker", version)
         attacker.send_bytes(publish_bytes(topic, b"evil", version, qos))
         said = attacker.until_closed()
@@ -71,13 +68,12 @@ def test_a_topic_of_very_many_levels_is_refused_and_the_connection_goes_on(scene
 
 
 @pytest.mark.attack("A9")
-@pytest.mark.parametrize("qos", [0, 1, 2])
-def test_nobody_can_publish_to_the_brokers_own_topics(scene: Scene, version: int, qos: int) -> None:
+def test_nobody_can_publish_to_the_brokers_own_topics(scene: Scene, version: int) -> None:
     topics = ["$SYS/broker/version", "$SYS/broker/uptime", "$SYS/attack", "$attack", "$", "$share/g/a", "$replay/0/a"]
     listener = scene.open("listener")
     listener.subscribe("$SYS/broker/version", "$SYS/attack", "#", "$share/g/a", "a")
     attacker = scene.open("attacker", version)
-    for topic in topics:
+    for topic, qos in itertools.product(topics, (0, 1, 2)):
         for payload, retain in ((b"forged", False), (b"forged" * 4000, False), (b"forged", True), (b"", True)):
             reason = attacker.publish(topic, payload, qos, retain)
             assert reason == (0x90 if version == 5 and qos else 0), topic
@@ -92,7 +88,7 @@ def test_nobody_can_publish_to_the_brokers_own_topics(scene: Scene, version: int
     assert late.message().payload.startswith(b"tidegate version")
     late.subscribe("$replay/earliest/$SYS/#", "$replay/earliest/$attack/#")
     late.nothing()
-    scene.counted(REFUSED + "PUBLISH 0x90", 4 * len(topics))
+    scene.counted(REFUSED + "PUBLISH 0x90", 3 * 4 * len(topics))
 
 
 @pytest.mark.attack("A9")

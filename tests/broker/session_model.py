@@ -83,7 +83,7 @@ class Actor:
         # What it has seen.
         self.interests: dict[bytes, list[Interest]] = {}
         self.delivered: dict[int, list[int]] = {}  # number → the QoS of each delivery
-        self.newest: dict[tuple[str, bytes], int] = {}
+        self.newest: dict[tuple[str, bytes, int | None], int] = {}
 
     @property
     def connected(self) -> bool:
@@ -99,6 +99,7 @@ class Model:
         self.actors = {actor.name: actor for actor in actors}
         self.step = 0
         self.stored_step = 0  # everything up to this step is safe
+        self.crash_step = 0
         self.messages: list[Message] = []
         self.candidates: set[tuple[str, int]] = set()  # (subscriber, message); owed once it is acknowledged
         self.group_candidates: set[int] = set()
@@ -181,6 +182,7 @@ class Model:
                     last.until = last.until  # may or may not be there: never owed, never forbidden
                 if last.until is not None and last.until > self.stored_step and actor.persistent:
                     last.until, last.certain = None, False  # its end may have been lost
+        self.crash_step = self.step
         self.disruptions += 1
         if any(not a.persistent for a in self.actors.values() if a.worker):
             self._member_left(session_ended=True)
@@ -370,7 +372,7 @@ class Model:
         if actor.worker:
             self._check_group(actor, message, packet.qos)
         else:
-            self._check_order(actor, message)
+            self._check_order(actor, message, packet.qos)
         before = actor.delivered.setdefault(number, [])
         assert packet.qos != 2 or 2 not in before, f"{actor.name} got {message} twice with QoS 2"
         assert message.qos or not before, f"{actor.name} got {message} twice"
@@ -385,15 +387,19 @@ class Model:
                         return
         raise AssertionError(f"{actor.name} never asked for {message}: {actor.interests}")
 
-    def _check_order(self, actor: Actor, message: Message) -> None:
-        if message.number in actor.delivered:
+    def _check_order(self, actor: Actor, message: Message, qos: int) -> None:
+        """First deliveries come in order. After a crash that holds for each QoS by itself, as in the standard
+        [MQTT-4.6.0-6]: QoS 2 messages that were begun come first, then what has to be read again."""
+        if message.number in actor.delivered or len(message.sent) > 1:
             return
         if any(h[-1].changed > message.sent[0] for p, h in actor.interests.items() if matches(p, message.topic)):
             return  # what was sent when it had another QoS, and not owed, may be owed again after a crash
-        key = message.publisher, message.topic
-        newest = actor.newest.get(key, -1)
-        assert newest < message.number, f"{actor.name} got {message.number} after {newest} of {key}"
-        actor.newest[key] = message.number
+        for of in (qos, None):
+            key = message.publisher, message.topic, of
+            newest = actor.newest.get(key, -1)
+            if of is not None or message.sent[0] > self.crash_step:
+                assert newest < message.number, f"{actor.name} got {message.number} after {newest} of {key}"
+            actor.newest[key] = max(newest, message.number)
 
     def _check_group(self, actor: Actor, message: Message, qos: int) -> None:
         others = [a for a in self.actors.values() if a.worker and message.number in a.delivered]

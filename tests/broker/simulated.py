@@ -5,6 +5,7 @@ when a tick comes, what time it is, and when everything crashes.
     SimulatedLink    a connection that collects what it is sent
     SimulatedBroker  a broker on such a log, its housekeeping and its clock
     SimulatedClient  the other end of a link: sends packets, decodes what comes back
+    Answerer         a client that owes answers, and gives them when told
 """
 
 from __future__ import annotations
@@ -23,7 +24,21 @@ from tidegate.log.reading import Read
 from tidegate.log.run import Run
 from tidegate.log.segment import SegmentFacts
 from tidegate.session.link import Link, Phase
-from tidegate.wire import Connack, Connect, Packet, PacketStream, Properties, Suback, decode, encode
+from tidegate.wire import (
+    Connack,
+    Connect,
+    Packet,
+    PacketStream,
+    Properties,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Suback,
+    decode,
+    encode,
+)
 
 # After a crash positions go on far behind those that anybody may have seen.
 POSITION_GAP = 1_000_000
@@ -374,3 +389,25 @@ class SimulatedClient:
     def suback(self) -> Suback:
         (found,) = self.only(Suback)
         return found
+
+
+class Answerer:
+    """A client that owes answers, and remembers all it got."""
+
+    def __init__(self, client: SimulatedClient) -> None:
+        self.client = client
+        self.transcript: list[Any] = []
+        self.owed: list[Any] = []
+
+    def look(self) -> None:
+        for packet in self.client.received():
+            self.transcript.append(packet)
+            if isinstance(packet, Publish) and packet.qos:
+                self.owed.append((Puback if packet.qos == 1 else Pubrec)(packet.packet_id))
+            elif isinstance(packet, Pubrel):
+                self.owed.append(Pubcomp(packet.packet_id))
+
+    def acknowledge(self, places: list[int]) -> None:
+        """In order where the places are 0, else not; all in one piece."""
+        packets = [self.owed.pop(place % len(self.owed)) for place in places if self.owed]
+        self.client.send_bytes(b"".join(encode(packet, self.client.version) for packet in packets))

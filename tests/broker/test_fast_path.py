@@ -7,13 +7,14 @@ is closed: every packet is decoded in full, or every message is handed over by i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
-from simulated import SimulatedBroker, SimulatedClient, SimulatedLog
+from simulated import Answerer, SimulatedBroker, SimulatedLog
 
 from tidegate.session import changes
 from tidegate.wire import (
@@ -22,9 +23,7 @@ from tidegate.wire import (
     Pingreq,
     Properties,
     Puback,
-    Pubcomp,
     Publish,
-    Pubrec,
     Pubrel,
     Subscribe,
     Unsubscribe,
@@ -117,7 +116,8 @@ def publishes(draw: st.DrawFn, v5: bool) -> Publish:
 @st.composite
 def others(draw: st.DrawFn, v5: bool) -> Any:
     pid = draw(st.integers(1, 12))
-    request = FilterRequest(draw(st.sampled_from(FILTERS)), draw(st.integers(0, 2)), no_local=v5 and draw(st.booleans()))
+    pattern, no_local = draw(st.sampled_from(FILTERS)), v5 and draw(st.booleans())
+    request = FilterRequest(pattern, draw(st.integers(0, 2)), no_local=no_local)
     return draw(
         st.sampled_from(
             [Pingreq(), Pubrel(pid), Puback(pid), Subscribe(pid, (request,)), Unsubscribe(pid, (request.filter,))]
@@ -164,36 +164,12 @@ def plans(draw: st.DrawFn) -> tuple[list[int], list[Kind], list[Step]]:
     return versions, subscribers, steps
 
 
-class Subscriber:
-    """A client that owes answers, and remembers all it got."""
-
-    def __init__(self, client: SimulatedClient) -> None:
-        self.client = client
-        self.transcript: list[Any] = []
-        self.owed: list[Any] = []
-
-    def look(self) -> None:
-        for packet in self.client.received():
-            self.transcript.append(packet)
-            if isinstance(packet, Publish) and packet.qos:
-                self.owed.append((Puback if packet.qos == 1 else Pubrec)(packet.packet_id))
-            elif isinstance(packet, Pubrel):
-                self.owed.append(Pubcomp(packet.packet_id))
-
-    def acknowledge(self, places: list[int]) -> None:
-        """In order where the places are 0, else not; all in one piece."""
-        packets = [self.owed.pop(place % len(self.owed)) for place in places if self.owed]
-        self.client.send_bytes(b"".join(encode(packet, self.client.version) for packet in packets))
-
-
 def carry_out(
     plan: tuple[list[int], list[Kind], list[Step]], *, fast: bool, simple: bool
 ) -> tuple[SimulatedBroker, list[Any]]:
     versions, wanted, steps = plan
     simulated = SimulatedBroker(SimulatedLog(late=True), fast=fast, tail_bytes=20_000)
-    publishers = [
-        Subscriber(simulated.client(f"p{i}", version)) for i, version in enumerate(versions)
-    ]
+    publishers = [Answerer(simulated.client(f"p{i}", version)) for i, version in enumerate(versions)]
     subscribers = []
     for i, kind in enumerate(wanted):
         asked: dict[str, Any] = {}
@@ -208,7 +184,7 @@ def carry_out(
         request = FilterRequest(kind.prefix + kind.filter, kind.qos, **kind.options)
         told = Properties(subscription_ids=(kind.sub_id,)) if kind.sub_id else NO_PROPERTIES
         client.send(Subscribe(1, (request,), told))
-        subscribers.append(Subscriber(client))
+        subscribers.append(Answerer(client))
     everyone = publishers + subscribers
     if not simple:
         for one in everyone:
@@ -221,7 +197,7 @@ def carry_out(
         simulated.hurrying = step.hurrying
         data = b"".join(encode(packet, client.version) for packet in step.packets)
         places = [0, *sorted({cut % (len(data) + 1) for cut in step.cuts}), len(data)]
-        for start, end in zip(places, places[1:], strict=False):
+        for start, end in pairwise(places):
             client.send_bytes(data[start:end])
             if step.tick_between:
                 simulated.tick()

@@ -97,7 +97,9 @@ class SessionFlows(RuleBasedStateMachine):
         if self.is_open(name):
             self.model.unsubscribe(self.actor(name), self.pattern(name, pattern))
 
-    @rule(name=names, topic=st.sampled_from(TOPICS), qos=st.integers(0, 2), count=st.integers(1, 5), hurry=st.booleans())
+    @rule(
+        name=names, topic=st.sampled_from(TOPICS), qos=st.integers(0, 2), count=st.integers(1, 5), hurry=st.booleans()
+    )
     def publish(self, name: str, topic: bytes, qos: int, count: int, hurry: bool) -> None:
         if self.is_open(name):
             self.simulated.hurrying = hurry

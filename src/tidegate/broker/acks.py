@@ -93,6 +93,8 @@ def on_pubrel(broker: Broker, link: Link, packet: Pubrel) -> None:
         reason = Reason.PACKET_ID_NOT_FOUND if link.v5 else 0
         broker.hold(link, Pubcomp(packet.packet_id, reason))
         return
+    if broker.run_changes:
+        broker.settle()  # its beginning may be among them, and is written first
     session.inbound.discard(packet.packet_id)
     broker.change(changes.released(session.number, packet.packet_id))
     # Before the release is stored, the publisher must not use the id again: after a crash its new message would

@@ -105,6 +105,8 @@ class Housekeeping:
 
     def _continue_snapshot(self) -> None:
         assert self._snapshot is not None and self._state is not None
+        broker = self.broker
+        broker.flush()  # what is copied has been appended …
         try:
             records = next(self._state, None)
             if records is not None:
@@ -113,8 +115,10 @@ class Housekeeping:
         except StorageError as error:
             self._snapshot.abort()
             self._snapshot = self._state = None
-            self.broker.report("snapshot.failed", {"error": str(error)})
+            broker.report("snapshot.failed", {"error": str(error)})
             return
+        if broker.dispatcher.changes or broker.log.stored < broker.ticket:
+            return  # … and stored, before it counts: else after a crash it would know of what never was
         self._state = None
         self._snapshot.commit(self._snapshot_done)
 

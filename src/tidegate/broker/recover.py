@@ -240,8 +240,8 @@ class Recovery:
             flights = session.in_flight()
             for pid, (reader_number, qos, state, position) in by_pid.items():
                 reader = self.readers.get(reader_number) if reader_number else RETAINED_READER
-                if reader is None:
-                    continue
+                if reader is None:  # unsubscribed since: the client still gets it to its end [MQTT-3.10.4-3]
+                    reader = Reader(reader_number, session, position)
                 if reader_number:
                     self.done.setdefault(reader_number, set()).add(position)
                 flights.add(Flight(pid, 1, position, qos, reader, State(state)))
