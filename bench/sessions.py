@@ -25,7 +25,6 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from harness import BrokerProcess, RawClient
-
 from tidegate.session.flights import PIDS, PUBACKS
 
 OUT = Path(__file__).parent / "out"

@@ -133,7 +133,11 @@ def _refuse(broker: Broker, link: Link, packet: Publish, error: PeerError) -> No
     """A message that is not taken. MQTT 5 has words for it; an MQTT 3 client is acknowledged and must not retry."""
     broker.counters.refused[f"PUBLISH 0x{error.reason:02X}"] += 1
     broker.counters.dropped["refused"] += 1
-    broker.report("publish.refused", {"client": link.client_id, "reason": error.reason, "why": str(error)})
+    if not link.refused:
+        # Once a connection: the counters have the rest, and nobody can fill the log with it.
+        link.refused = True
+        about = {"client": link.client_id, "reason": f"0x{error.reason:02X}", "why": str(error)}
+        broker.report("publish.refused", about)
     reason = error.reason if link.v5 else 0
     if packet.qos == 1:
         broker.hold(link, Puback(packet.packet_id, reason, broker.why(link, error)))

@@ -46,12 +46,10 @@ class Link:
         "phase",
         "problem_info",
         "published_s",
-        "received_bytes",
-        "received_packets",
+        "refused",
         "rest",
         "retained_streams",
         "seen_s",
-        "sent_bytes",
         "session",
         "simple",
         "v5",
@@ -96,9 +94,7 @@ class Link:
         self.problem_info = True
         self.waiting: list[Reader] = []  # readers that go on when it acknowledges or its socket drains
         self.retained_streams: list[Any] | None = None  # retained matches that are being handed over
-        self.received_bytes = 0
-        self.received_packets = 0
-        self.sent_bytes = 0
+        self.refused = False  # a message of it was, and that has been reported
 
     def let_go(self) -> None:
         """A message that waited for the log has been sent."""
