@@ -123,7 +123,7 @@ def _publishes_qos1(broker: Broker, link: Link, data: bytes, pos: int, end: int)
     prefix_length = pid_at - body
     began = pos
     stride = after - pos
-    equal = _equals(data, pos, stride, pid_at - pos, end)
+    equal = _equals(data, pos, stride, pid_at - pos, end) if end - pos >= EQUALS_MIN * stride else 0
     if equal > 1 and v5 and data[pid_at + 2 : pos + equal * stride : stride].strip(b"\0"):
         equal = 0  # some have properties: look at each
     if equal > 1:
@@ -197,7 +197,7 @@ def _publishes_qos0(broker: Broker, link: Link, data: bytes, pos: int, end: int)
     prefix_length = topic_end - body
     began = pos
     stride = after - pos
-    equal = _equals(data, pos, stride, topic_end + v5 - pos, end)
+    equal = _equals(data, pos, stride, topic_end + v5 - pos, end) if end - pos >= EQUALS_MIN * stride else 0
     if equal > 1:
         pos += equal * stride
         size, content = after - topic_end - v5, topic_end + v5
@@ -239,7 +239,7 @@ def _equals(data: bytes, pos: int, stride: int, head: int, end: int) -> int:
     Devices often send readings of one size. Then whole columns of the buffer are compared instead of packets:
     byte j of every packet at once. Less than EQUALS_MIN is not worth it, and reported as 0."""
     count = (end - pos) // stride
-    if count < EQUALS_MIN or not data.startswith(data[pos : pos + head], pos + stride):
+    if not data.startswith(data[pos : pos + head], pos + stride):
         return 0
     stop = pos + count * stride
     for at in range(pos, pos + head):

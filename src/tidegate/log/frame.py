@@ -143,9 +143,9 @@ def encode_messages(runs: Sequence[Run], base: int, time_ms: int, writer: int = 
         topics = publishers = tenants = 1
     else:
         parts = []
-        count, topics, publishers, tenants, dictionary = _add_runs(parts, runs, base, time_ms)
+        count, topics, publishers, tenants, dictionary, plain = _add_runs(parts, runs, base, time_ms)
         _add_column(parts, list(chain.from_iterable([run.payloads for run in runs])))
-        columns = _add_options(parts, runs, count)
+        columns = 0 if plain else _add_options(parts, runs, count)
     if count < _MANY:
         body = b"".join(parts)
         length = HEADER_BYTES + len(body)
@@ -185,29 +185,37 @@ def _add_column(parts: list[bytes], values: list[bytes]) -> None:
     parts.append(_PAD[-ends[-1] & 7])
 
 
-def _add_runs(parts: list[bytes], runs: Sequence[Run], base: int, time_ms: int) -> tuple[int, int, int, int, int]:
-    """The runs table and the dictionaries; returns the header's five numbers about them."""
-    topics: dict[bytes, int] = {}
-    publishers: dict[bytes, int] = {}
-    tenants: dict[bytes, int] = {}
-    counts, of_topic, of_publisher, of_tenant, flags = [], [], [], [], []
+def _add_runs(
+    parts: list[bytes], runs: Sequence[Run], base: int, time_ms: int
+) -> tuple[int, int, int, int, int, bool]:
+    """The runs table and the dictionaries; returns the header's five numbers about them, and whether no run has
+    any of the optional columns."""
     position = base
+    plain = True
     for run in runs:
         run.base = position
         run.time_ms = time_ms
         position += run.count
-        counts.append(run.count)
-        of_topic.append(topics.setdefault(run.topic, len(topics)))
-        of_publisher.append(publishers.setdefault(run.publisher, len(publishers)))
-        of_tenant.append(tenants.setdefault(run.tenant, len(tenants)))
-        flags.append(run.flags)
-    parts.append(array("I", counts + of_topic + of_publisher + of_tenant + flags).tobytes())
+        if plain and (run.properties is not None or run.expiries is not None or run.uuids is not None):
+            plain = False
+    table = [run.count for run in runs]
+    dictionaries = []
+    for names in ([r.topic for r in runs], [r.publisher for r in runs], [r.tenant for r in runs]):
+        distinct = list(dict.fromkeys(names))
+        dictionaries.append(distinct)
+        if len(distinct) == 1:
+            table += repeat(0, len(names))
+        else:
+            place = {name: i for i, name in enumerate(distinct)}
+            table += [place[name] for name in names]
+    table += [run.flags for run in runs]
+    parts.append(array("I", table).tobytes())
     parts.append(_PAD[4 * (len(runs) & 1)])
     first = len(parts)
-    for names in (topics, publishers, tenants):
-        _add_column(parts, list(names))
-    dictionary = sum(map(len, parts[first:]))
-    return position - base, len(topics), len(publishers), len(tenants), dictionary
+    for distinct in dictionaries:
+        _add_column(parts, distinct)
+    topics, publishers, tenants = map(len, dictionaries)
+    return position - base, topics, publishers, tenants, sum(map(len, parts[first:])), plain
 
 
 def _add_options(parts: list[bytes], runs: Sequence[Run], count: int) -> int:

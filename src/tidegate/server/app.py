@@ -151,7 +151,7 @@ class Server:
             return False
         broker.now_s = now_s
         broker.now_ms = clock.now_ms
-        if now_s - self._appended_s > LINGER_S or broker.urgent or not broker.hand_over():
+        if not broker.hand_over() or broker.urgent or now_s - self._appended_s > LINGER_S:
             self._tick()
         elif self._linger is None:
             self._linger = self.loop.call_later(LINGER_S, self._tick)
