@@ -302,8 +302,14 @@ class CatchUp:
             dispatcher.counters.dropped["no longer stored"] += flight.count
             flights.drop(flight)
             return
-        found = self._matching(session, run.topic)
-        target = Target(flight.reader, link, found) if found else None
+        reader = flight.reader
+        if isinstance(reader, Group):
+            found = [member for member in reader.members if member.session is session]
+        elif reader.subscription is not None:
+            found = [reader.subscription]
+        else:
+            found = self._matching(session, run.topic)
+        target = Target(reader, link, found) if found else None
         if not link.on_wire:
             link.ack_seen_s = dispatcher.now_s
         room = max(1, link.window - link.on_wire)

@@ -112,6 +112,10 @@ class EmbeddedLog:
                 return
             self._call(self._synced, *request)
 
+    def sync_now(self) -> None:
+        """Wait for the disk; not on the loop's thread while clients are served."""
+        self._store.sync()
+
     def _synced(self, ticket: int, appended_bytes: int) -> None:
         self._syncing = False
         self._synced_bytes = appended_bytes
@@ -199,6 +203,7 @@ class FileSnapshot:
 
         def work() -> None:
             try:
+                self._log.sync_now()  # a snapshot must not know what the log could still lose
                 writer.commit()
             except StorageError:
                 writer.abort()
@@ -211,6 +216,7 @@ class FileSnapshot:
     def commit_now(self) -> None:
         """For the last one, when the loop is about to end."""
         if self._writer is not None:
+            self._log.sync_now()
             self._writer.commit()
 
     def abort(self) -> None:
