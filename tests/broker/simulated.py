@@ -91,13 +91,11 @@ class SimulatedLog:
         if self._reads:
             self._reads.pop(0)()
 
-    def crashed(self, kept: int = 0, *, torn: bool = False) -> SimulatedLog:
+    def crashed(self, kept: int = 0) -> SimulatedLog:
         """The log as the next start finds it: what was stored, and `kept` more appends that reached the disk all the
-        same; `torn`: of the last of those only the messages, not the state changes behind them."""
+        same."""
         after = SimulatedLog(late=self.late)
         after.entries = [e for e in self.entries if e.ticket <= self.stored + kept]
-        if torn and after.entries and after.entries[-1].ticket > self.stored:
-            after.entries[-1] = replace(after.entries[-1], changes=[])
         after.end = self.end + POSITION_GAP
         after.lowest = self.lowest
         after._ticket = after.stored = after.entries[-1].ticket if after.entries else 0
@@ -327,9 +325,9 @@ class SimulatedBroker:
     def drain(self, link: SimulatedLink) -> None:
         self.broker.drained(link)
 
-    def crash(self, kept: int = 0, *, torn: bool = False) -> Recovered:
+    def crash(self, kept: int = 0) -> Recovered:
         """Die at this instant, and start again on what reached the disk."""
-        self.log = self.log.crashed(kept, torn=torn)
+        self.log = self.log.crashed(kept)
         return self.start()
 
     def client(self, client_id: str, version: int = 4, **connect: Any) -> SimulatedClient:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from hypothesis_profiles import examples
 from session_model import Actor, Model
 from simulated import SimulatedBroker, SimulatedLog
@@ -21,14 +21,26 @@ SHARED = b"t/+"
 TOPICS = (b"t/a", b"t/b")
 INFLIGHT_MAX = 4
 
-names = st.sampled_from(["v3", "v5", "clean", "narrow"])
-workers = st.sampled_from(["w1", "w2", "w3"])
-anyone = names | workers
+PUBLISHERS = ("v3", "v5", "clean", "narrow")
+WORKERS = ("w1", "w2", "w3")
+SURROUNDINGS = ("tick", "tick", "tick", "store", "store", "answer", "answer", "rest")
+
+names = st.sampled_from(PUBLISHERS + WORKERS)
+patterns = st.sampled_from(PATTERNS)
+qos_levels = st.integers(0, 2)
+places = st.integers(0, 6)
 
 
 class SessionFlows(RuleBasedStateMachine):
-    @initialize(late=st.booleans(), tail_bytes=st.sampled_from([1, 3000, 1 << 20]), fast=st.booleans())
-    def begin(self, late: bool, tail_bytes: int, fast: bool) -> None:
+    """`place` picks one among those who can do what the rule says; nothing happens if there is none."""
+
+    @initialize(
+        late=st.booleans(),
+        tail_bytes=st.sampled_from([1, 3000, 1 << 20]),
+        fast=st.booleans(),
+        present=st.lists(st.tuples(names, patterns, st.integers(1, 2)), min_size=2, max_size=5),
+    )
+    def begin(self, late: bool, tail_bytes: int, fast: bool, present: list[tuple[str, bytes, int]]) -> None:
         log = SimulatedLog(late=late)
         self.simulated = SimulatedBroker(
             log, fast=fast, inflight_max=INFLIGHT_MAX, ack_timeout_s=86400, tail_bytes=tail_bytes
@@ -45,39 +57,41 @@ class SessionFlows(RuleBasedStateMachine):
                 Actor("w3", 5, False, 2, worker=True),
             ],
         )
+        for name, pattern, qos in present:
+            self.come_and_subscribe(name, pattern, qos)
 
-    def actor(self, name: str) -> Actor:
+    def among(self, actors: list[Actor], place: int) -> Actor | None:
         self.model.step += 1
-        return self.model.actors[name]
+        return actors[place % len(actors)] if actors else None
 
-    def pattern(self, name: str, pattern: bytes) -> bytes:
-        """Workers share one filter, so that they are one group."""
-        return SHARED if self.model.actors[name].worker else pattern
+    def greeted(self, *names: str) -> list[Actor]:
+        found = [self.model.actors[name] for name in names or PUBLISHERS + WORKERS]
+        return [actor for actor in found if actor.connected and actor.greeted]
 
-    def is_open(self, name: str) -> bool:
-        actor = self.actor(name)
-        return actor.connected and actor.greeted
+    def connected(self) -> list[Actor]:
+        return [actor for actor in self.model.actors.values() if actor.connected]
 
     # ── clients ──
 
-    @rule(name=anyone)
+    @rule(name=names)
     def connect(self, name: str) -> None:
-        self.model.connect(self.actor(name))
+        self.model.step += 1
+        self.model.connect(self.model.actors[name])
 
-    @rule(name=anyone, pattern=st.sampled_from(PATTERNS), qos=st.integers(0, 2))
+    @rule(name=names, pattern=patterns, qos=qos_levels)
     def come_and_subscribe(self, name: str, pattern: bytes, qos: int) -> None:
-        """Most stories begin like this."""
-        actor = self.actor(name)
+        self.model.step += 1
+        actor = self.model.actors[name]
         if not actor.connected:
             self.model.connect(actor)
         self.rest()
-        self.model.subscribe(actor, self.pattern(name, pattern), qos)
+        self.model.subscribe(actor, _pattern(actor, pattern), qos)
         self.rest()
 
-    @rule(name=anyone, graceful=st.booleans(), unseen=st.booleans())
-    def go(self, name: str, graceful: bool, unseen: bool) -> None:
-        actor = self.actor(name)
-        if actor.client is None:
+    @rule(place=places, graceful=st.booleans(), unseen=st.booleans())
+    def go(self, place: int, graceful: bool, unseen: bool) -> None:
+        actor = self.among(self.connected(), place)
+        if actor is None or actor.client is None:
             return
         if unseen:
             actor.client.link.closed = True  # the bytes of the last tick never arrive
@@ -87,39 +101,41 @@ class SessionFlows(RuleBasedStateMachine):
         else:
             self.model.drop(actor)
 
-    @rule(name=anyone, pattern=st.sampled_from(PATTERNS), qos=st.integers(0, 2))
-    def subscribe(self, name: str, pattern: bytes, qos: int) -> None:
-        if self.is_open(name):
-            self.model.subscribe(self.actor(name), self.pattern(name, pattern), qos)
+    @rule(place=places, pattern=patterns, qos=qos_levels)
+    def subscribe(self, place: int, pattern: bytes, qos: int) -> None:
+        actor = self.among(self.greeted(), place)
+        if actor is not None:
+            self.model.subscribe(actor, _pattern(actor, pattern), qos)
 
-    @rule(name=anyone, pattern=st.sampled_from(PATTERNS))
-    def unsubscribe(self, name: str, pattern: bytes) -> None:
-        if self.is_open(name):
-            self.model.unsubscribe(self.actor(name), self.pattern(name, pattern))
+    @rule(place=places, pattern=patterns)
+    def unsubscribe(self, place: int, pattern: bytes) -> None:
+        actor = self.among(self.greeted(), place)
+        if actor is not None:
+            self.model.unsubscribe(actor, _pattern(actor, pattern))
 
-    @rule(
-        name=names, topic=st.sampled_from(TOPICS), qos=st.integers(0, 2), count=st.integers(1, 5), hurry=st.booleans()
-    )
-    def publish(self, name: str, topic: bytes, qos: int, count: int, hurry: bool) -> None:
-        if self.is_open(name):
+    @rule(place=places, topic=st.sampled_from(TOPICS), qos=qos_levels, count=st.integers(1, 5), hurry=st.booleans())
+    def publish(self, place: int, topic: bytes, qos: int, count: int, hurry: bool) -> None:
+        actor = self.among(self.greeted(*PUBLISHERS), place)
+        if actor is not None:
             self.simulated.hurrying = hurry
-            self.model.publish(self.actor(name), topic, qos, count)
+            self.model.publish(actor, topic, qos, count)
 
-    @rule(name=anyone, place=st.integers(0, 3), count=st.integers(1, 4))
-    def acknowledge(self, name: str, place: int, count: int) -> None:
-        actor = self.actor(name)
-        if actor.connected and actor.owed:
-            self.model.acknowledge(actor, place, count)
+    @rule(place=places, which=st.integers(0, 3), count=st.integers(1, 4))
+    def acknowledge(self, place: int, which: int, count: int) -> None:
+        actor = self.among([actor for actor in self.connected() if actor.owed], place)
+        if actor is not None:
+            self.model.acknowledge(actor, which, count)
 
-    @rule(name=names, place=st.integers(0, 3))
-    def acknowledge_late(self, name: str, place: int) -> None:
-        if self.is_open(name) and self.actor(name).late:
-            self.model.acknowledge_late(self.actor(name), place)
+    @rule(place=places, which=st.integers(0, 3))
+    def acknowledge_late(self, place: int, which: int) -> None:
+        actor = self.among([actor for actor in self.greeted(*PUBLISHERS) if actor.late], place)
+        if actor is not None:
+            self.model.acknowledge_late(actor, which)
 
-    @rule(name=anyone, paused=st.booleans())
-    def socket(self, name: str, paused: bool) -> None:
-        actor = self.actor(name)
-        if actor.client is not None:
+    @rule(place=places, paused=st.booleans())
+    def socket(self, place: int, paused: bool) -> None:
+        actor = self.among(self.connected(), place)
+        if actor is not None and actor.client is not None:
             if paused:
                 actor.client.link.paused = True
             else:
@@ -127,19 +143,16 @@ class SessionFlows(RuleBasedStateMachine):
 
     # ── the broker's surroundings ──
 
-    @rule()
-    def tick(self) -> None:
-        self.simulated.tick()
+    @rule(what=st.lists(st.sampled_from(SURROUNDINGS), min_size=1, max_size=3))
+    def surroundings(self, what: list[str]) -> None:
+        for one in what:
+            if one == "rest":
+                self.rest()
+            elif one == "tick":
+                self.simulated.tick()
+            else:
+                getattr(self.simulated.log, one)()
 
-    @rule()
-    def store(self) -> None:
-        self.simulated.log.store()
-
-    @rule()
-    def answer(self) -> None:
-        self.simulated.log.answer()
-
-    @rule()
     def rest(self) -> None:
         self.simulated.rest()
         self.model.look()
@@ -248,9 +261,13 @@ class SessionFlows(RuleBasedStateMachine):
             assert not session.link.waiting
 
 
+def _pattern(actor: Actor, pattern: bytes) -> bytes:
+    """Workers share one filter, so that they are one group."""
+    return SHARED if actor.worker else pattern
+
+
+@pytest.mark.timeout(900)  # for looking for the shortest way to a failure
 @pytest.mark.req("S0.12", "S0.13", "S1.20", "S1.22", "S2.10", "S2.14", "S2.18", "S4.1", "S4.5")
 @pytest.mark.attack("C2")
 def test_sessions_keep_their_promises_whatever_happens():
-    from hypothesis.stateful import run_state_machine_as_test
-
-    run_state_machine_as_test(SessionFlows, settings=examples(150, stateful_step_count=40))
+    run_state_machine_as_test(SessionFlows, settings=examples(600, stateful_step_count=40))
