@@ -19,6 +19,8 @@ from tidegate.session.flights import State
 from tidegate.session.session import Reader
 from tidegate.wire import Disconnect, FilterRequest, Properties, Publish, Pubrel, Subscribe, Unsubscribe, Will
 
+pytestmark = pytest.mark.timeout(900)  # for the long search, and for the shortest way to a failure
+
 CLIENTS = ("a", "b", "c", "d", "clean")
 TOPICS = (b"x", b"x/y", b"z")
 FILTERS = (b"x", b"x/#", b"#", b"$share/g/#", b"$share/h/x", b"$replay/earliest/#")

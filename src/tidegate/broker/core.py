@@ -101,7 +101,6 @@ class Broker:
         self.run_changes: list[bytes] = []  # state changes that stand or fall with these runs
         self.pending = 0  # messages in `runs`
         self.pending_bytes = 0
-        self.urgent = False  # somebody seems to wait for its acknowledgement
         # Handed to the live readers, and now to be appended.
         self.delivered: list[Run] = []
         self.delivered_messages = 0
@@ -173,7 +172,7 @@ class Broker:
         return None
 
     def hand_over(self) -> bool:
-        """Give the collected runs to the live readers ahead of the append, which can then serve several ticks.
+        """Give the collected runs to the live readers ahead of the append: it is not theirs to wait for.
 
         Only for plain QoS 0 and 1 messages, which do not wait for the log. Returns whether that was possible."""
         if not self.storing:
@@ -212,7 +211,6 @@ class Broker:
         counters.publish_bytes_received += size
         self.runs = []
         self.pending = self.pending_bytes = 0
-        self.urgent = False
         undelivered = runs
         if early:
             runs = early + runs

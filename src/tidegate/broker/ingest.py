@@ -28,9 +28,6 @@ HURRY_MESSAGES_MAX = 4
 # From how many packets of one length and topic on they are taken as a block.
 EQUALS_MIN = 8
 
-# Who publishes again within so short a time is probably waiting for its acknowledgement.
-URGENT_S = 0.005
-
 
 def ingest(broker: Broker, link: Link, data: bytes) -> None:
     """Take what a link received; raises PeerError for what the peer must not send."""
@@ -162,9 +159,6 @@ def _publishes_qos1(broker: Broker, link: Link, data: bytes, pos: int, end: int)
     run.route = route
     broker.runs.append(run)
     broker.acks.append((link, pids, route.matched))
-    if broker.now_s - link.published_s < URGENT_S:
-        broker.urgent = True
-    link.published_s = broker.now_s
     broker.pending += run.count
     broker.counters.messages_received += run.count
     broker.pending_bytes += pos - began

@@ -33,7 +33,6 @@ log = logging.getLogger("tidegate")
 
 OFTEN_S = 0.1
 BUSY_S = 0.01  # while a snapshot is being written
-LINGER_S = 0.001  # how long a handed-over message waits for others before it is appended
 QUIET_S = 50e-6  # since the last tick; about what a tick of one message and its system calls take
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 DRAIN_S = 5.0  # how long a stop waits for connections to take their last bytes
@@ -63,7 +62,6 @@ class Server:
         self.stopping = asyncio.Event()
         self.exit_code = 0
         self.connections: set[Connection] = set()
-        self._linger: asyncio.TimerHandle | None = None
 
     async def serve(self) -> int:
         self.loop = asyncio.get_running_loop()
@@ -130,7 +128,7 @@ class Server:
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 50, 1000)
-        self._second_s = self._appended_s = self.clock.now_s
+        self._second_s = self.clock.now_s
 
     # ── the loop ──
 
@@ -138,10 +136,8 @@ class Server:
         self.loop.call_soon(self._tick)
 
     def _hurry(self) -> bool:
-        """Messages that arrive one by one are handed over as they come; close together, they share a tick.
-
-        The append and the acknowledgement follow at once too, unless an append was just made: then they share the
-        next one, a millisecond later at most. Who is likely to wait for its acknowledgement does not wait for that."""
+        """Messages that arrive one by one are handed over and appended as they come; close together, they share a
+        tick."""
         clock = self.clock
         broker = self.broker
         last_s = clock.now_s
@@ -151,18 +147,13 @@ class Server:
             return False
         broker.now_s = now_s
         broker.now_ms = clock.now_ms
-        if not broker.hand_over() or broker.urgent or now_s - self._appended_s > LINGER_S:
-            self._tick()
-        elif self._linger is None:
-            self._linger = self.loop.call_later(LINGER_S, self._tick)
+        broker.hand_over()
+        broker.flush()
         return True
 
     def _tick(self) -> None:
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
         self.clock.tick()
-        self._appended_s = self.broker.now_s = self.clock.now_s
+        self.broker.now_s = self.clock.now_s
         self.broker.now_ms = self.clock.now_ms
         self.broker.flush()
 

@@ -45,7 +45,6 @@ class Link:
         "peer",
         "phase",
         "problem_info",
-        "published_s",
         "refused",
         "rest",
         "retained_streams",
@@ -72,7 +71,6 @@ class Link:
         self.rest = bytearray()
         self.more = 0
         self.seen_s = 0.0
-        self.published_s = 0.0  # when it last sent a QoS 1 message
         self.keep_alive_s = 0
         self.watched = 0  # the second at which it is looked at next
         self.connected_at_s = 0.0

@@ -1,0 +1,242 @@
+"""Moments that are narrow in practice and wide here: between a message and its record, between two connections,
+between a member's leaving and the next one's coming."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from simulated import SimulatedBroker, SimulatedClient, SimulatedLog
+
+from tidegate.wire import FilterRequest, Puback, Pubcomp, Publish, Pubrec, Pubrel, Subscribe, Unsubscribe
+
+KEPT: dict[str, Any] = {"clean": False, "session_expiry": 1000}
+
+
+def subscribed(simulated: SimulatedBroker, name: str, pattern: bytes, qos: int, **connect: Any) -> SimulatedClient:
+    client = simulated.client(name, 5, **{**KEPT, **connect})
+    client.send(Subscribe(1, (FilterRequest(pattern, qos),)))
+    simulated.rest()
+    client.received()
+    return client
+
+
+def publish(simulated: SimulatedBroker, *messages: tuple[bytes, int], topic: bytes = b"t") -> None:
+    """From a client of its own, stored; with a tail of one byte, only the last is then in memory."""
+    publisher = simulated.client("publisher")
+    for pid, (payload, qos) in enumerate(messages, 1):
+        publisher.send(Publish(topic, payload, qos, packet_id=pid if qos else 0))
+        simulated.rest()
+
+
+def payloads(client: SimulatedClient) -> list[bytes]:
+    return [packet.payload for packet in client.only(Publish)]
+
+
+@pytest.fixture
+def simulated() -> SimulatedBroker:
+    return SimulatedBroker(SimulatedLog(late=True))
+
+
+# ── a promise follows its record ──
+
+
+@pytest.mark.attack("C2")
+def test_a_release_waits_for_its_record_also_on_a_new_connection(simulated):
+    sub = subscribed(simulated, "s", b"t", 2)
+    publish(simulated, (b"m", 2))
+    (message,) = sub.only(Publish)
+    sub.send(Pubrec(message.packet_id))
+    sub.drop()
+    again = SimulatedClient(simulated, 5)
+    again.connect("s", **KEPT)
+    simulated.tick()
+    assert not again.only(Pubrel)
+    simulated.rest()
+    assert again.only(Pubrel) == [Pubrel(message.packet_id)]
+
+
+@pytest.mark.attack("C2")
+def test_a_qos_2_message_waits_for_its_packet_id_also_on_a_new_connection(simulated):
+    sub = subscribed(simulated, "s", b"t", 2)
+    simulated.client("publisher").send(Publish(b"t", b"m", 2, packet_id=1))
+    simulated.tick()
+    sub.drop()
+    again = SimulatedClient(simulated, 5)
+    again.connect("s", **KEPT)
+    simulated.tick()
+    simulated.tick()
+    assert not payloads(again)
+    simulated.rest()
+    assert payloads(again) == [b"m"]
+
+
+@pytest.mark.req("S2.10")
+def test_nothing_overtakes_a_message_that_waits_for_the_log(simulated):
+    sub = subscribed(simulated, "s", b"t", 2)
+    publisher = simulated.client("publisher")
+    for step in range(6):
+        publisher.send(Publish(b"t", b"%d" % step, (2, 1, 0)[step % 3], packet_id=step + 1 if step % 3 < 2 else 0))
+        simulated.tick()
+        if step % 2:
+            simulated.log.store()
+    simulated.rest()
+    assert payloads(sub) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+@pytest.mark.attack("C2")
+def test_a_release_in_the_same_tick_as_its_message_is_written_after_it(simulated):
+    publisher = simulated.client("p", clean=False)
+    publisher.send(Publish(b"t", b"1", 2, packet_id=7), Pubrel(7))
+    simulated.rest()
+    simulated.crash()
+    again = simulated.client("p", clean=False)
+    again.send(Publish(b"t", b"2", 2, packet_id=7))
+    simulated.rest()
+    assert [run.payloads[i] for _, run, i in simulated.log.messages()] == [b"1", b"2"]
+
+
+# ── acknowledgements for what an earlier connection brought ──
+
+
+@pytest.mark.req("S1.20")
+@pytest.mark.attack("C9")
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_late_acknowledgement_opens_no_window_twice(fast):
+    simulated = SimulatedBroker(fast=fast, tail_bytes=1)
+    subscribed(simulated, "s", b"t", 1, receive_maximum=2)
+    publish(simulated, *((b"%d" % i, 1) for i in range(6)))
+    again = SimulatedClient(simulated, 5)
+    again.connect("s", **KEPT, receive_maximum=2)
+    simulated.tick()
+    again.send(Puback(1))  # it has not come again on this connection
+    simulated.rest()
+    assert payloads(again) == [b"1", b"2"]
+
+
+@pytest.mark.attack("C9")
+def test_a_late_acknowledgement_amid_others_leaves_the_others_to_come(simulated):
+    subscribed(simulated, "s", b"t", 1, receive_maximum=3)
+    publish(simulated, *((b"%d" % i, 1) for i in range(3)))
+    again = SimulatedClient(simulated, 5)
+    again.connect("s", **KEPT, receive_maximum=1)
+    again.send(Puback(2))
+    simulated.rest()
+    seen = []
+    while found := again.only(Publish):
+        seen += [packet.payload for packet in found]
+        again.send(*(Puback(packet.packet_id) for packet in found))
+        simulated.rest()
+    assert seen == [b"0", b"2"]
+
+
+@pytest.mark.req("S1.20")
+def test_what_comes_again_from_the_disk_stays_within_the_window():
+    simulated = SimulatedBroker(tail_bytes=1)
+    member = subscribed(simulated, "s", b"$share/g/t", 2, receive_maximum=2)
+    publish(simulated, *((b"%d" % i, 2) for i in range(6)))
+    assert len(payloads(member)) == 2
+    simulated.crash()
+    again = simulated.client("s", 5, **KEPT, receive_maximum=2)
+    assert len(payloads(again)) == 2
+
+
+# ── coming to and leaving a shared group ──
+
+
+def share(simulated: SimulatedBroker, name: str, qos: int = 1, **connect: Any) -> SimulatedClient:
+    return subscribed(simulated, name, b"$share/g/t", qos, **connect)
+
+
+@pytest.mark.req("S1.20", "S1.22")
+def test_what_a_client_was_sent_before_it_left_a_group_fills_its_window_until_it_answers(simulated):
+    leaver = share(simulated, "leaver", receive_maximum=1)
+    publish(simulated, (b"shared", 1))
+    (message,) = leaver.only(Publish)
+    leaver.send(Unsubscribe(2, (b"$share/g/t",)), Subscribe(3, (FilterRequest(b"t", 1),)))
+    publish(simulated, (b"own", 1))
+    assert payloads(leaver) == []
+    leaver.send(Puback(message.packet_id))
+    simulated.rest()
+    assert payloads(leaver) == [b"own"]
+
+
+@pytest.mark.req("S2.14", "S4.2")
+def test_a_group_whose_last_present_member_unsubscribes_waits_for_the_absent_one(simulated):
+    share(simulated, "absent").drop()
+    present = share(simulated, "present")
+    present.send(Unsubscribe(2, (b"$share/g/t",)))
+    publish(simulated, (b"m", 1))
+    assert payloads(simulated.client("absent", 5, **KEPT)) == [b"m"]
+
+
+@pytest.mark.req("S1.22")
+def test_what_came_back_to_a_group_waits_quietly_while_all_windows_are_full():
+    simulated = SimulatedBroker(tail_bytes=1)
+    leaver, stayer = (share(simulated, name, receive_maximum=1) for name in ("leaver", "stayer"))
+    publish(simulated, (b"1", 1), (b"2", 1), (b"3", 1))
+    first, (second,) = payloads(leaver), stayer.only(Publish)
+    leaver.drop()
+    simulated.rest()  # comes to rest, instead of reading the log again and again
+    assert payloads(stayer) == []
+    stayer.send(Puback(second.packet_id))
+    simulated.rest()
+    assert payloads(stayer) == first
+
+
+@pytest.mark.attack("C15")
+@pytest.mark.parametrize("leaving", ["unsubscribes", "drops"])
+def test_a_group_that_nobody_attends_holds_no_messages_in_memory(leaving):
+    simulated = SimulatedBroker(tail_bytes=1)
+    members = [share(simulated, name, receive_maximum=1) for name in ("a", "b")]
+    publish(simulated, *((b"%d" % i, 1) for i in range(9)))
+    members[0].send(Puback(members[0].only(Publish)[0].packet_id))
+    simulated.rest()
+    assert simulated.broker.catch_up.held_bytes > 0
+    for member in members:
+        if leaving == "drops":
+            member.drop()
+        else:
+            member.send(Unsubscribe(2, (b"$share/g/t",)))
+    simulated.rest()
+    assert simulated.broker.catch_up.held_bytes == 0
+
+
+@pytest.mark.attack("C2")
+def test_a_qos_2_message_begun_before_unsubscribing_is_finished_after_a_crash(simulated):
+    """[MQTT-3.10.4-3]: its packet id stays in use until then."""
+    leaver = share(simulated, "leaver", 2)
+    publish(simulated, (b"begun", 2))
+    (message,) = leaver.only(Publish)
+    leaver.send(Unsubscribe(2, (b"$share/g/t",)))
+    simulated.rest()
+    simulated.crash()
+    again = simulated.client("leaver", 5, **KEPT)
+    (repeated,) = again.only(Publish)
+    assert (repeated.packet_id, repeated.dup, repeated.payload) == (message.packet_id, True, b"begun")
+
+
+@pytest.mark.attack("C2")
+@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_qos_2_message_of_a_member_that_is_gone_goes_to_nobody_after_a_crash(simulated, snapshot, finished):
+    """[MQTT-4.8.2-5], also when the group reads again from before it, for another member owes an answer."""
+    stayer = share(simulated, "stayer", 1)
+    gone = share(simulated, "gone", 2, clean=True, session_expiry=0)
+    publish(simulated, (b"owed", 1), (b"begun", 2))
+    assert payloads(stayer) == [b"owed"]
+    (message,) = gone.only(Publish)
+    if finished:
+        gone.send(Pubrec(message.packet_id))
+        simulated.rest()
+        gone.send(Pubcomp(message.packet_id))
+    gone.drop()
+    simulated.rest()
+    if snapshot:
+        simulated.snapshot()
+        for _ in range(5):
+            simulated.pass_time(0.1)
+            simulated.rest()
+        assert simulated.log.snapshot_floor()
+    simulated.crash()
+    assert payloads(simulated.client("stayer", 5, **KEPT)) == [b"owed"]
