@@ -39,6 +39,9 @@ from tidegate.wire import (
 if TYPE_CHECKING:
     from tidegate.broker.core import Broker
 
+# Whose readers are those of sessions that have ended.
+NOBODY = Session(0, b"", b"", 0, 0)
+
 
 def on_connect(broker: Broker, link: Link, packet: Packet) -> None:
     assert isinstance(packet, Connect)
@@ -278,8 +281,10 @@ def remove(broker: Broker, session: Session) -> None:
     for subscription in session.subscriptions.values():
         broker.table.unsubscribe(subscription)
         groups.left(broker, subscription)
+    for reader in readers(session):
+        broker.moved.discard(reader)
+        reader.session = NOBODY  # no circle is left for the garbage collector, which seldom looks
     session.subscriptions = {}
-    broker.moved.discard(session.reader)
     del broker.sessions[session.client_id]
     broker.change(changes.gone(session.number))
 

@@ -245,6 +245,9 @@ class Broker:
             dispatcher.deliver(stored)
         elif undelivered:
             dispatcher.deliver(undelivered)
+        for run in runs:
+            if run.count == 1:
+                run.variants = None  # quickly made again, and the tail holds many of these
         held = dispatcher.held
         if self.pubrecs:
             held += [(link, encode(Pubrec(pid, reason), link.version)) for link, pid, reason in self.pubrecs]

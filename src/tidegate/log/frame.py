@@ -7,7 +7,7 @@ and is followed by zeros up to the next multiple. A frame is a header of 64 byte
          0     4  magic            b"TGF1"
          4     1  kind             1 messages, 2 changes
          5     1  columns          bit 0 properties, bit 1 expiries, bit 2 uuids
-         6     2  reserved         0
+         6     2  followed         1 if the CHANGES frame of the same tick follows; the two are one
          8     4  length           of the whole frame with header and padding; a multiple of 8
         12     4  body crc         zlib crc32 of bytes 64 … length
         16     8  base             position of the first message (changes: the log's end then)
@@ -107,6 +107,7 @@ class FrameHeader(NamedTuple):
     tenants: int
     dictionary_bytes: int
     writer: int
+    followed: bool
 
     @property
     def end(self) -> int:
@@ -114,8 +115,11 @@ class FrameHeader(NamedTuple):
         return self.base + self.count if self.kind == MESSAGES else self.base
 
 
-def encode_messages(runs: Sequence[Run], base: int, time_ms: int, writer: int = WRITER) -> bytes:
-    """One frame of all `runs`, in order. Tells each run its `base` and `time_ms`.
+def encode_messages(
+    runs: Sequence[Run], base: int, time_ms: int, writer: int = WRITER, followed: bool = False
+) -> bytes:
+    """One frame of all `runs`, in order. Tells each run its `base` and `time_ms`. `followed`: the tick's CHANGES
+    frame comes right after it, and one is not valid without the other.
 
     Raises ValueError above FRAME_BYTES_MAX; the caller splits its ticks well below that."""
     if len(runs) == 1:
@@ -152,7 +156,7 @@ def encode_messages(runs: Sequence[Run], base: int, time_ms: int, writer: int = 
         if length > FRAME_BYTES_MAX:
             raise ValueError(f"a frame of {length} bytes is more than {FRAME_BYTES_MAX}")
         head = _head(
-            MAGIC, MESSAGES, columns, 0, length, crc32(body), base, time_ms,
+            MAGIC, MESSAGES, columns, followed, length, crc32(body), base, time_ms,
             count, len(runs), topics, publishers, tenants, dictionary, writer,
         )  # fmt: skip
         return b"".join((head, _u32(crc32(head)), body))
@@ -166,7 +170,7 @@ def encode_messages(runs: Sequence[Run], base: int, time_ms: int, writer: int = 
         raise ValueError(f"a frame of {length} bytes is more than {FRAME_BYTES_MAX}")
     with out.getbuffer() as view:
         head = _head(
-            MAGIC, MESSAGES, columns, 0, length, crc32(view[HEADER_BYTES:]), base, time_ms,
+            MAGIC, MESSAGES, columns, followed, length, crc32(view[HEADER_BYTES:]), base, time_ms,
             count, len(runs), topics, publishers, tenants, dictionary, writer,
         )  # fmt: skip
         view[:HEADER_BYTES] = head + _u32(crc32(head))
@@ -265,13 +269,13 @@ def parse_header(buf: Buffer, offset: int = 0) -> FrameHeader | None:
     raw = buf[offset : offset + HEADER_BYTES]
     if len(raw) < HEADER_BYTES or raw[:4] != MAGIC:
         return None
-    (_, kind, columns, _, length, body_crc, base, time_ms, count, runs,
+    (_, kind, columns, followed, length, body_crc, base, time_ms, count, runs,
      topics, publishers, tenants, dictionary, writer, crc) = _HEADER.unpack(raw)  # fmt: skip
     if crc32(raw[:60]) != crc or kind not in (MESSAGES, CHANGES) or length < HEADER_BYTES or length & 7:
         return None
     return FrameHeader(
         kind, columns, length, body_crc, base, time_ms, count, runs, topics, publishers, tenants, dictionary,
-        writer,
+        writer, bool(followed),
     )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """What the bytes of a segment still hold, and what was lost. Decides only; `files` acts on it.
 
 A write that a crash cut off leaves a tail of bytes without a valid frame behind them. Such a tail is
-cut away, in the last segment only, and only if nothing valid follows. Everything else that is
-damaged stays where it is, is stepped over and is reported. No bytes whatever make this raise.
+cut away, in the last segment only, and only if nothing valid follows; so are messages whose state changes,
+written with them, are not all there. Everything else that is damaged stays where it is, is stepped over and is
+reported. No bytes whatever make this raise.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def examine(
         )
     position = header.base
     pending: list[Scanned] = []  # damage since the last valid frame
+    held: tuple[Scanned, FrameHeader, list[bytes]] | None = None  # messages whose changes are still to come
     for item in scan(buf, SEGMENT_HEADER_BYTES, header.writer, position):
         if item.status is not Status.VALID or item.header is None:
             pending.append(item)
@@ -77,9 +79,19 @@ def examine(
         except (ValueError, struct.error):  # checksums are right, but no writer of ours made it
             pending.append(item._replace(status=Status.BODY))
             continue
+        if held is not None:
+            position = _add(index, held[0].offset, *held[1:])
+            held = None
         damages += _told(pending, name, position, item.header.base, index)
         pending = []
-        position = _add(index, item.offset, item.header, topics)
+        if item.header.followed:
+            held = item, item.header, topics
+        else:
+            position = _add(index, item.offset, item.header, topics)
+    if held is not None and last:
+        pending.insert(0, held[0])  # the write was torn between the two: neither happened
+    elif held is not None:
+        position = _add(index, held[0].offset, *held[1:])
     keep = len(buf)
     if pending and last:
         keep = pending[0].offset

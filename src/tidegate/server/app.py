@@ -124,10 +124,12 @@ class Server:
         report("broker.recovered", recovered._asdict())
         self.housekeeping = Housekeeping(self.broker)
         self.sys_topics = SysTopics(self.broker, memory_bytes)
-        # What has been loaded stays: keep the garbage collector from walking it again and again.
+        # What has been loaded stays, and so does most of what outlives a few ticks: sessions, and the log's tail. The
+        # garbage collector looks at what is young, in short steps, and never walks the rest; circles are undone by
+        # hand where sessions end.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(20_000, 50, 1000)
+        gc.set_threshold(5_000, 1_000_000, 1_000_000)
         self._second_s = self.clock.now_s
 
     # ── the loop ──

@@ -75,7 +75,7 @@ class EmbeddedLog:
             else:
                 end += sum([run.count for run in runs])
                 topics = list({run.topic: None for run in runs})
-            frames = encode_messages(runs, base, time_ms)
+            frames = encode_messages(runs, base, time_ms, followed=bool(changes))
             entries.append((0, base, end - base, topics))
         if changes:
             entries.append((len(frames), end, len(changes), None))
