@@ -40,7 +40,7 @@ def _panels(report: dict[str, Any]) -> list[tuple[str, str, dict[str, float]]]:
                 if row[metric] is not None and row["delivered_per_s"] >= RATE_KEPT_MIN * rate
             }
             if figures:
-                panels.append((scenario["title"], unit, figures))
+                panels.append((scenario["title"].partition(" (")[0], unit, figures))
     return panels
 
 
