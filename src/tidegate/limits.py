@@ -42,9 +42,6 @@ RETAINED_STREAMS_MAX = 10_000
 # Topics of the broker's own ($SYS), which take no room from the users' retained messages.
 OWN_TOPICS_MAX = 10_000
 
-# How often acknowledged positions of persistent sessions are written to the log.
-POSITION_INTERVAL_MS = 100
-
 # State changes written since the last snapshot before the next one is due.
 SNAPSHOT_CHANGES_BYTES = 64 << 20
 
