@@ -7,18 +7,19 @@ KILLS ?= 2000
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+WARM_UP = $(BIN)/python -m tidegate.pipeline.warmup >/dev/null 2>&1 || true
 RUN_STAMP := $(VENV)/installed-run
 DEV_STAMP := $(VENV)/installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench torture docs lock peers clean
+.PHONY: help setup run test check bench bench-pipeline torture docs lock peers clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 setup: $(DEV_STAMP) ## make .venv with everything for development
 
-run: $(RUN_STAMP) ## install what running needs, then start a broker here: tidegate up
+run: $(RUN_STAMP) ## install what running needs, then start broker and pipeline here: tidegate up
 	@$(BIN)/tidegate up $(ARGS)
 
 test: $(DEV_STAMP) peers ## run the tests, with real MQTT clients where they can be had
@@ -34,6 +35,10 @@ bench: $(DEV_STAMP) ## measure this broker beside others
 	$(BIN)/python bench/run.py --picture docs/images/bench.svg $(ARGS)
 	$(BIN)/python bench/sessions.py
 	$(BIN)/python bench/index.py
+	$(BIN)/python bench/report.py
+
+bench-pipeline: $(DEV_STAMP) ## measure the Spark pipeline
+	$(BIN)/python bench/pipeline.py $(ARGS)
 	$(BIN)/python bench/report.py
 
 torture: $(DEV_STAMP) ## the crash tests with KILLS kills (default 2000) and a million sessions
@@ -59,11 +64,14 @@ $(BIN)/python:
 
 $(RUN_STAMP): pyproject.toml requirements-dev.lock | $(BIN)/python
 	@echo "Installing Tidegate into $(VENV)"
-	@$(PIP) install --constraint requirements-dev.lock --editable .
+	@$(PIP) install --constraint requirements-dev.lock --editable '.[pipeline]'
+	@$(BIN)/python -m tidegate.pipeline.java >/dev/null 2>&1 || $(PIP) install --constraint requirements-dev.lock --editable '.[java]'
+	@$(WARM_UP)
 	@touch $@
 
 $(DEV_STAMP): pyproject.toml requirements-dev.lock | $(BIN)/python
 	@echo "Installing Tidegate and its development tools into $(VENV)"
 	@$(PIP) install --requirement requirements-dev.lock
 	@$(PIP) install --no-deps --editable .
+	@$(WARM_UP)
 	@touch $(RUN_STAMP) $@

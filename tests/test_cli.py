@@ -61,7 +61,12 @@ COMMANDS = ["up", "broker", "pub", "sub", "sessions"]
 
 
 @pytest.mark.parametrize(
-    "name", [*COMMANDS, "config check", "config show", "log list", "log dump", "log verify"]
+    "name",
+    [
+        *COMMANDS,
+        *("config check", "config show", "log list", "log dump", "log verify"),
+        *("pipeline run", "pipeline status", "pipeline stop"),
+    ],
 )
 def test_every_command_has_an_example_in_its_help(name: str) -> None:
     result = run(*name.split(), "--help")
@@ -110,6 +115,22 @@ def test_config_show_is_a_table_for_people() -> None:
     output = run("config", "show", env={"COLUMNS": "200"}).output
     assert "log.segment_bytes" in output
     assert "128MiB" in output
+
+
+def test_config_show_has_the_entries_that_the_user_named_and_hides_secrets() -> None:
+    Path("tidegate.toml").write_text(
+        "[spark]\nexecutor.memory = '2g'\nhadoop.fs.s3a.secret.key = 'hush'\n"
+        "[pipeline.tenant_retention_s]\nacme = '30d'\n"
+        "[extract.climate]\nfilter = '[red]/#'\ncolumns = 'value double'\n"
+    )
+    shown = json.loads(run("config", "show", "--json").output)
+    assert shown["spark.executor.memory"]["value"] == "2g"
+    assert shown["pipeline.tenant_retention_s.acme"]["value"] == 30 * 86_400
+    assert shown["extract.climate.filter"]["source"] == "file tidegate.toml"
+    table = run("config", "show", env={"COLUMNS": "300"}).output
+    assert "[red]/#" in table
+    assert "30d" in table
+    assert "hush" not in table + json.dumps(shown)
 
 
 # ---------------------------------------------------------------------------------- broker and up
@@ -170,11 +191,14 @@ def test_what_stops_the_server_is_told_without_a_traceback(
     assert hint in "".join(rest)
 
 
+ALONE = {"TIDEGATE_PIPELINE_ENABLED": "false"}
+
+
 def test_up_says_where_it_listens_and_what_to_try(server: Callable[[Run], None]) -> None:
     server(lambda config: 0)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    output = run("up", "--port", str(port), "--data", "here").output
+    output = run("up", "--port", str(port), "--data", "here", env=ALONE).output
     assert f"mqtt://127.0.0.1:{port}" in output
     assert "here" in output
     assert f"tidegate sub --port {port} -t 'demo/#'" in output
@@ -185,7 +209,7 @@ def test_up_on_a_busy_port_says_so_before_any_welcome(server: Callable[[Run], No
     server(lambda config: 0)
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
-        result = run("up", "--port", str(port))
+        result = run("up", "--port", str(port), env=ALONE)
     assert result.exit_code == 2
     assert result.stdout == ""
     assert f"port {port} on 127.0.0.1 is in use" in result.stderr

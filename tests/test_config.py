@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.config import Config
+from tidegate.config import Config, Extract
 from tidegate.config_sources import Loaded, Setting, load, settings, show
 from tidegate.errors import ConfigError
 
@@ -241,3 +241,107 @@ def test_what_is_shown_can_be_read_back() -> None:
         assert isinstance(each, Setting)
         result = load(None, {each.variable: show(path, each.default)}, {})
         assert result.config == Config()
+
+
+# ── tables whose keys the user chooses ──
+
+
+def test_whatever_stands_below_spark_is_a_setting_of_spark() -> None:
+    result = loaded(
+        "[spark]\nmaster = 'spark://host:7077'\nspeculation = true\n'speculation.quantile' = 0.9\n"
+        "[spark.executor]\nmemory = '2g'\ncores = 4\n"
+    )
+    assert result.config.spark == {
+        "spark.master": "spark://host:7077",
+        "spark.speculation": "true",
+        "spark.speculation.quantile": "0.9",
+        "spark.executor.memory": "2g",
+        "spark.executor.cores": "4",
+    }
+    assert result.sources["spark.executor.memory"] == "file tidegate.toml"
+
+
+def test_spark_runs_here_unless_told_otherwise() -> None:
+    assert loaded().config.spark == {"spark.master": "local[*]"}
+    environ = {"TIDEGATE_SPARK_MASTER": "yarn"}
+    assert loaded(environ=environ).config.spark == {"spark.master": "yarn"}
+
+
+def test_a_setting_of_spark_may_be_empty() -> None:
+    assert loaded("[spark.driver]\nextraJavaOptions = ''\n").config.spark["spark.driver.extraJavaOptions"] == ""
+
+
+def test_a_flag_sets_any_setting_of_spark() -> None:
+    toml("[spark]\nmaster = 'local[1]'\nexecutor.memory = '1g'\n")
+    result = load(None, {}, {"spark.master": "local[2]", "spark.sql.ansi.enabled": "false"})
+    assert result.config.spark == {
+        "spark.master": "local[2]",
+        "spark.executor.memory": "1g",
+        "spark.sql.ansi.enabled": "false",
+    }
+    assert result.sources["spark.master"] == "flag --conf"
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[4]", "local[*]", "local[2, 3]", "k8s://https://host:6443", "spark://a:1,b:2"]
+)
+def test_the_places_where_spark_runs_are_accepted(master: str) -> None:
+    assert loaded(f"[spark]\nmaster = '{master}'\n").config.spark["spark.master"] == master
+
+
+def test_each_tenant_may_have_its_own_retention() -> None:
+    result = loaded("[pipeline.tenant_retention_s]\nacme = '30d'\n'big.corp' = 60\n")
+    assert result.config.pipeline.tenant_retention_s == {"acme": 30 * 86_400, "big.corp": 60}
+    assert result.sources["pipeline.tenant_retention_s.acme"] == "file tidegate.toml"
+
+
+def test_extractions_have_a_name_a_filter_and_columns() -> None:
+    columns = "value double, tags array<string>, at map<string, struct<x: int, y: int>>, `odd name` decimal(10, 2)"
+    result = loaded(f"[extract.climate]\nfilter = 'sensors/+/climate/#'\ncolumns = '{columns}'\n")
+    assert result.config.extract == {"climate": Extract("sensors/+/climate/#", columns)}
+
+
+EXTRACT = "[extract.climate]\nfilter = 'a/#'\ncolumns = 'value double'\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "path", "words"),
+    [
+        ("[spark]\nmaster = 'loca[*]'\n", "spark.master", "local[*], local[N], spark://HOST:PORT"),
+        ("[spark]\nmaster = ''\n", "spark.master", "no place where Spark runs"),
+        ("[spark]\njars = ['a', 'b']\n", "spark.jars", "text"),
+        ("[spark]\n'spark.executor.memory' = '1g'\n", "spark.spark.executor.memory", 'write "executor.memory"'),
+        ("spark = 'local'\n", "spark", "[spark]"),
+        ("[pipeline.tenant_retention_s]\nacme = 'long'\n", "pipeline.tenant_retention_s.acme", '"7d"'),
+        ("[pipeline.tenant_retention_s]\nacme = 0\n", "pipeline.tenant_retention_s.acme", "at least 1s"),
+        ("[pipeline]\ntenant_retention_s = 5\n", "pipeline.tenant_retention_s", "a table"),
+        ("[pipeline]\nlake_retention = 5\n", "pipeline.lake_retention", "pipeline.lake_retention_s"),
+        ("extract = 5\n", "extract", "[extract]"),
+        ("[extract]\nclimate = 5\n", "extract.climate", "[extract.climate]"),
+        ("[extract.'a b']\nfilter = 'a'\n", "extract.a b", "letters"),
+        ("[extract.climate]\nfilter = 'a'\n", "extract.climate.columns", "is missing"),
+        ("[extract.climate]\ncolumns = 'a int'\n", "extract.climate.filter", "is missing"),
+        (EXTRACT + "colums = 'a int'\n", "extract.climate.colums", "extract.climate.columns"),
+        (EXTRACT.replace("a/#", "a/#/b"), "extract.climate.filter", "`#` must be the last level"),
+        (EXTRACT.replace("a/#", ""), "extract.climate.filter", "text"),
+        (EXTRACT.replace("value double", "value duble"), "extract.climate.columns", '"value duble"'),
+        (EXTRACT.replace("value double", "value"), "extract.climate.columns", '"value"'),
+        (EXTRACT.replace("value double", "a int,"), "extract.climate.columns", '""'),
+        (EXTRACT.replace("value double", "a array<int"), "extract.climate.columns", '"a array<int"'),
+    ],
+)
+def test_a_wrong_entry_is_refused_with_its_place_and_what_would_be_right(file: str, path: str, words: str) -> None:
+    error = refusal(file)
+    assert error.path == path
+    assert words in f"{error.message} {error.hint}"
+
+
+def test_the_lake_lies_in_the_data_folder_unless_told_otherwise() -> None:
+    assert loaded(environ={"TIDEGATE_DATA": "here"}).config.lake_folder == Path("here/lake")
+    assert loaded("[pipeline]\nlake = '/big/lake'\n").config.lake_folder == Path("/big/lake")
+
+
+def test_the_configuration_never_prints_what_is_meant_for_spark_alone() -> None:
+    config = loaded("[spark.hadoop.fs.s3a]\n'secret.key' = 'hush'\n").config
+    assert config.spark["spark.hadoop.fs.s3a.secret.key"] == "hush"
+    assert "hush" not in repr(config)

@@ -26,11 +26,14 @@ ROOMS = {
     "broker": BASE | {"session", "router", "log", "wire", "delivery", "ports", "config", "counters"},
     "counters": set(),
     "ports": BASE | {"log"},
-    "pipeline": BASE | {"log.run", "log.frame", "log.segment", "log.index", "log.recovery"},
+    "client": BASE | {"wire"},
+    "pipeline": BASE
+    | {"config", "client", "router.filters", "session.changes", "session.stored"}
+    | {"log.run", "log.frame", "log.segment", "log.index", "log.recovery", "log.snapshot"},
     "errors": set(),
     "limits": set(),
     "config": BASE,
-    "config_sources": BASE | {"config"},
+    "config_sources": BASE | {"config", "router.filters"},
 }
 
 # Anything that waits for, or talks to, the world outside the process.
@@ -45,6 +48,7 @@ FILE_ROOMS = {
     "cli",
     "commands",
     "config_sources",
+    "pipeline",
 }
 OPENERS = {
     "open",

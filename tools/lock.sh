@@ -6,7 +6,9 @@ python=${1:-python3}
 room=$(mktemp -d)
 trap 'rm -rf "$room"' EXIT
 "$python" -m venv "$room"
-"$room/bin/python" -m pip --disable-pip-version-check --quiet install --editable '.[dev]'
+# Held back: the newest that Delta's own connector for Spark (delta-spark 4.4) accepts.
+echo "pyspark==4.2.0" > "$room/held"
+"$room/bin/python" -m pip --disable-pip-version-check --quiet install --constraint "$room/held" --editable '.[dev]'
 {
     echo "# The exact versions that development and CI use. Made by: make lock"
     "$room/bin/python" -m pip --disable-pip-version-check freeze --exclude-editable | grep -E '^[A-Za-z0-9._-]+==' | sort -f

@@ -12,8 +12,11 @@ from tidegate.commands.broker import broker, up
 from tidegate.commands.config import config_group
 from tidegate.commands.failure import failure_of
 from tidegate.commands.log import log_group
+from tidegate.commands.pipeline import pipeline_group
 from tidegate.commands.publish import pub
+from tidegate.commands.replay import replay
 from tidegate.commands.sessions import sessions
+from tidegate.commands.sql import sql
 from tidegate.commands.subscribe import sub
 from tidegate.errors import TidegateError
 
@@ -58,7 +61,7 @@ def version() -> None:
     click.echo(f"tidegate {__version__} (Python {python})")
 
 
-for command in (up, broker, pub, sub, log_group, sessions, config_group, version):
+for command in (up, broker, pub, sub, log_group, sessions, sql, replay, pipeline_group, config_group, version):
     tidegate.add_command(command)
 
 

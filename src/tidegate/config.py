@@ -8,11 +8,12 @@ environment and flags, and remembers where each value came from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 HOUR, DAY = 3600, 86400
 
 Durability = Literal["fsync", "os", "memory"]
@@ -23,6 +24,13 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 def setting(default: Any, doc: str, low: int | None = None, high: int | None = None) -> Any:
     """A field with the sentence that `config show` and the reference page print, and its bounds."""
     return field(default=default, metadata={"doc": doc, "low": low, "high": high})
+
+
+def table(doc: str, low: int | None = None, default: Mapping[str, str] | None = None) -> Any:
+    """A mapping whose keys the user chooses. The sentence and the bound hold for each value in it; what it holds
+    from the beginning is `default`. Never printed with the tree: passwords for other systems may be among it."""
+    about = {"doc": doc, "low": low, "high": None}
+    return field(default_factory=lambda: dict(default or {}), repr=False, metadata=about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,11 @@ class Log:
     retention_s: int = setting(
         7 * DAY, "messages older than this are trimmed, but not below what sessions need", 1
     )
-    hard_bytes: int = setting(64 * GIB, "above this even what sessions need is trimmed; they are told", MIB)
+    hard_bytes: int = setting(
+        64 * GIB,
+        "above this even what sessions need is trimmed; or, before it is archived, no more is taken",
+        MIB,
+    )
     clean_interval_s: int = setting(5, "seconds between two looks at what may be trimmed", 1, HOUR)
     tail_bytes: int = setting(
         64 * MIB, "how much of the log's end is kept in memory for readers", 64 * KIB, 64 * GIB
@@ -91,6 +103,31 @@ class Sys:
 
 
 @dataclass(frozen=True, slots=True)
+class Pipeline:
+    enabled: bool = setting(True, "whether `tidegate up` starts the Spark pipeline beside the broker")
+    lake: str = setting("", "the lake's folder; empty for `lake` in the data folder")
+    archive_interval_s: int = setting(1, "seconds between two looks for new messages to archive", 0, HOUR)
+    lake_retention_s: int = setting(
+        365 * DAY, "archived messages older than this are deleted, but not what sessions need", 1
+    )
+    lake_retention_bytes: int = setting(
+        TIB, "the archived messages are trimmed to this size, but not below what sessions need", MIB
+    )
+    tenant_retention_s: Mapping[str, int] = table("how long this tenant's archived messages are kept", 1)
+    abuse_topics_max: int = setting(1000, "new topics a client may publish to in a minute", 1)
+    abuse_subscribes_max: int = setting(1000, "subscriptions a client may make in a minute", 1)
+    abuse_connects_max: int = setting(120, "connections a client may open in a minute", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Extract:
+    """Typed columns from the JSON payloads of some topics."""
+
+    filter: str = setting(MISSING, "the topics whose JSON payloads are taken apart")
+    columns: str = setting(MISSING, "the columns and their types, as Spark writes them")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     data: Path = setting(Path("data"), "the data folder")
     log_level: LogLevel = setting("info", "the least severe events that are written to standard error")
@@ -99,3 +136,13 @@ class Config:
     mqtt: Mqtt = field(default_factory=Mqtt)
     retained: RetainedLimits = field(default_factory=RetainedLimits)
     sys: Sys = field(default_factory=Sys)
+    pipeline: Pipeline = field(default_factory=Pipeline)
+    spark: Mapping[str, str] = table(
+        "a setting of Spark, under Spark's own name; spark.master says where it runs (local[*]: here, on every core)",
+        default={"spark.master": "local[*]"},
+    )
+    extract: Mapping[str, Extract] = table("typed columns from JSON payloads: one table in the lake for each name")
+
+    @property
+    def lake_folder(self) -> Path:
+        return Path(self.pipeline.lake) if self.pipeline.lake else self.data / "lake"

@@ -7,6 +7,12 @@ a refusal can name the place to mend.
     file         [log]                    environment  TIDEGATE_LOG_SEGMENT_BYTES=64MiB
                  segment_bytes = "64MiB"  flag         --port 1884
 
+Three tables have keys that the user chooses. A file is the place for them:
+
+    [spark]                      [extract.climate]                        [pipeline.tenant_retention_s]
+    master = "spark://host:7077" filter = "sensors/#"                     acme = "30d"
+    executor.memory = "2g"       columns = "value double, unit string"
+
 Sizes (`…_bytes`, `…bytes_max`) may be written with a unit: KiB, MiB, GiB, TiB (powers of 1024) or kB, MB, GB,
 TB (powers of 1000). Durations (`…_s`) may be written with s, m, h or d.
 """
@@ -17,13 +23,14 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tidegate.config import Config
-from tidegate.errors import ConfigError
+from tidegate.errors import ConfigError, Refused
+from tidegate.router.filters import check_filter
 
 FILE_NAME = "tidegate.toml"
 ENVIRONMENT_PREFIX = "TIDEGATE_"
@@ -32,6 +39,8 @@ Value = str | int | bool | Path
 
 # Flags whose name is not the setting's path with dashes.
 FLAG_NAMES = {"listen.host": "--host", "listen.port": "--port", "log.durability": "--durability"}
+
+SPARK = "spark"  # the table whose keys are Spark's own, which begin with its name
 
 _SIZE_UNITS = {
     "b": 1,
@@ -48,14 +57,24 @@ _DURATION_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _QUANTITY = re.compile(r"\s*(\d+)\s*([A-Za-z]*)\s*")
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
+_SPARK_MASTER = re.compile(r"local(\[(\d+|\*)(\s*,\s*\d+)?\])?|local-cluster\[.+\]|(spark|k8s)://.+|yarn")
+_SECRET = re.compile(r"secret|password|token|access[.-]?key|credential", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_TYPES = (
+    "boolean|byte|tinyint|short|smallint|int|integer|long|bigint|float|real|double|decimal|dec|numeric|string|char|"
+    "varchar|binary|date|timestamp|timestamp_ntz|timestamp_ltz|interval|array|map|struct|variant"
+)
+_COLUMN = re.compile(rf"\s*(`[^`]+`|[A-Za-z_]\w*)\s*[:\s]\s*({_TYPES})\b.*", re.DOTALL | re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One leaf of the tree: its dotted path and what its field declares."""
 
     path: str
+    name: str
     kind: Any
-    default: Value
+    default: Any
     doc: str
     low: int | None
     high: int | None
@@ -66,28 +85,75 @@ class Setting:
 
     @property
     def flag(self) -> str:
+        if self.name == SPARK:
+            return "--conf"
         return FLAG_NAMES.get(self.path, "--" + self.path.replace(".", "-").replace("_", "-"))
 
     @property
     def is_size(self) -> bool:
-        words = self.path.rpartition(".")[2].removesuffix("_max").split("_")
-        return words[-1] == "bytes"
+        return self.name.removesuffix("_max").split("_")[-1] == "bytes"
 
     @property
     def is_duration(self) -> bool:
-        return self.path.endswith("_s")
+        return self.name.endswith("_s")
+
+    @property
+    def is_secret(self) -> bool:
+        return self.name == SPARK and _SECRET.search(self.path) is not None
+
+    def text(self, value: Value) -> str:
+        """A value as people write it: sizes and durations in the largest unit that divides them."""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, int) and value > 0:
+            units = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10} if self.is_size else {}
+            if self.is_duration:
+                units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+            for unit, factor in units.items():
+                if value % factor == 0:
+                    return f"{value // factor}{unit}"
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The value that won, and where it came from."""
+
+    setting: Setting
+    value: Value
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     config: Config
-    sources: dict[str, str]
+    chosen: dict[str, Chosen]
+
+    @property
+    def sources(self) -> dict[str, str]:
+        return {path: each.source for path, each in self.chosen.items()}
 
 
 @cache
 def settings() -> dict[str, Setting]:
-    """Every setting by its path, in the order of the tree."""
-    return {each.path: each for each in _walk(Config, "")}
+    """Every setting that is always there, by its path, in the order of the tree."""
+    found: dict[str, Setting] = {}
+    for each in _walk(Config, ""):
+        if get_origin(each.kind) is not Mapping:
+            found[each.path] = each
+        else:
+            found |= {path: _entry(each, path, value) for path, value in each.default.items()}
+    return found
+
+
+@cache
+def tables() -> dict[str, Setting]:
+    """The tables whose keys the user chooses."""
+    return {each.path: each for each in _walk(Config, "") if get_origin(each.kind) is Mapping}
+
+
+def _entry(table: Setting, path: str, default: Value | None = None) -> Setting:
+    return replace(table, path=path, kind=get_args(table.kind)[1], default=default)
 
 
 def _walk(tree: type[Any], prefix: str) -> Iterator[Setting]:
@@ -99,8 +165,10 @@ def _walk(tree: type[Any], prefix: str) -> Iterator[Setting]:
             yield from _walk(kind, f"{prefix}{each.name}.")
         else:
             about = each.metadata
-            default: Any = each.default
-            yield Setting(prefix + each.name, kind, default, about["doc"], about["low"], about["high"])
+            default: Any = each.default_factory() if callable(each.default_factory) else each.default
+            yield Setting(
+                prefix + each.name, each.name, kind, default, about["doc"], about["low"], about["high"]
+            )
 
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Value]) -> Loaded:
@@ -110,27 +178,27 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Valu
     """
     if file is None and Path(FILE_NAME).is_file():
         file = Path(FILE_NAME)
-    values = {path: each.default for path, each in settings().items()}
-    sources = dict.fromkeys(values, "default")
+    chosen = {path: Chosen(each, each.default, "default") for path, each in settings().items()}
 
-    def take(path: str, raw: object, source: str) -> None:
-        values[path] = parse(settings()[path], raw, source)
-        sources[path] = source
+    def take(setting: Setting, raw: object, source: str) -> None:
+        chosen[setting.path] = Chosen(setting, parse(setting, raw, source), source)
 
     if file is not None:
         source = f"file {file}"
-        for path, raw in _read_file(file, source):
-            take(path, raw, source)
+        for setting, raw in _read_file(file, source):
+            take(setting, raw, source)
     for path, variable in _read_environment(environ):
-        take(path, environ[variable], f"environment {variable}")
+        take(settings()[path], environ[variable], f"environment {variable}")
     for path, raw in flags.items():
-        if path not in settings():
+        given = _entry(tables()[SPARK], path) if path.startswith(SPARK + ".") else settings().get(path)
+        if given is None:
             raise ConfigError(path, "no flag sets this", _nearest(path, settings()))
-        take(path, raw, f"flag {settings()[path].flag}")
+        take(given, raw, f"flag {given.flag}")
 
-    config: Config = _build(Config, values, "")
+    config: Config = _build(Config, {path: each.value for path, each in chosen.items()}, "")
     check(config)
-    return Loaded(config, sources)
+    sections = [each.name for each in fields(Config)]
+    return Loaded(config, dict(sorted(chosen.items(), key=lambda each: sections.index(each[0].partition(".")[0]))))
 
 
 def check(config: Config) -> None:
@@ -151,6 +219,41 @@ def check(config: Config) -> None:
             "what sessions need would go before what nobody needs",
             "raise log.hard_bytes or lower log.retention_bytes",
         )
+    if not _SPARK_MASTER.fullmatch(config.spark["spark.master"]):
+        raise ConfigError(
+            "spark.master",
+            f'"{config.spark["spark.master"]}" is no place where Spark runs',
+            "local[*], local[N], spark://HOST:PORT, k8s://URL or yarn",
+        )
+    for name, extract in config.extract.items():
+        try:
+            check_filter(extract.filter.encode())
+        except Refused as error:
+            raise ConfigError(
+                f"extract.{name}.filter", str(error), 'a topic filter such as "sensors/#"'
+            ) from error
+        wrong = _wrong_column(extract.columns)
+        if wrong is not None:
+            raise ConfigError(
+                f"extract.{name}.columns",
+                f'"{wrong}" is not a column\'s name and its type',
+                'for example "value double, unit string"',
+            )
+
+
+def _wrong_column(columns: str) -> str | None:
+    """The first that is not `name type`. Spark judges the rest of it, once it runs; this finds what people mistype."""
+    depth, parts = 0, [""]
+    for each in columns:
+        depth += (each in "<(") - (each in ">)")
+        if each == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += each
+    for part in parts:
+        if not _COLUMN.fullmatch(part):
+            return part.strip()
+    return None if depth == 0 else columns
 
 
 def parse(setting: Setting, raw: object, source: str) -> Value:
@@ -170,7 +273,8 @@ def parse(setting: Setting, raw: object, source: str) -> Value:
         raise _refusal(setting, raw, source, "true or false")
     if kind is int:
         return _whole_number(setting, raw, source)
-    if isinstance(raw, str | Path) and str(raw).strip():
+    may_be_empty = setting.default == "" or setting.name == SPARK
+    if isinstance(raw, str | Path) and (may_be_empty or str(raw).strip()):
         return Path(raw) if kind is Path else str(raw)
     raise _refusal(setting, raw, source, "a path" if kind is Path else "text")
 
@@ -208,8 +312,8 @@ def _expected(setting: Setting) -> str:
         words = 'seconds, or a duration like "10s", "15m", "2h" or "7d"'
     else:
         words = "a whole number"
-    low = None if setting.low is None else show(setting.path, setting.low)
-    high = None if setting.high is None else show(setting.path, setting.high)
+    low = None if setting.low is None else setting.text(setting.low)
+    high = None if setting.high is None else setting.text(setting.high)
     if low is not None and high is not None:
         return f"{words}, from {low} to {high}"
     if low is not None:
@@ -222,7 +326,7 @@ def _refusal(setting: Setting, raw: object, source: str, expected: str, hint: st
     return ConfigError(setting.path, f"{given} from {source} is not {expected}", hint)
 
 
-def _read_file(file: Path, source: str) -> Iterator[tuple[str, object]]:
+def _read_file(file: Path, source: str) -> Iterator[tuple[Setting, object]]:
     try:
         tree = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
@@ -236,18 +340,63 @@ def _read_file(file: Path, source: str) -> Iterator[tuple[str, object]]:
     return _leaves(tree, "", source)
 
 
-def _leaves(table: dict[str, Any], prefix: str, source: str) -> Iterator[tuple[str, object]]:
-    groups = {path.rpartition(".")[0] for path in settings()} - {""}
-    for key, value in table.items():
+def _leaves(values: dict[str, Any], prefix: str, source: str) -> Iterator[tuple[Setting, object]]:
+    groups = {path.rpartition(".")[0] for path in settings()} - {""} | set(tables())
+    for key, value in values.items():
         path = prefix + key
         if path in settings():
-            yield path, value
-        elif path in groups and isinstance(value, dict):
-            yield from _leaves(value, path + ".", source)
-        elif path in groups:
-            raise ConfigError(path, f"in {source} must be a table of settings", f"a line [{path}]")
-        else:
+            yield settings()[path], value
+        elif path not in groups:
             raise ConfigError(path, f"unknown setting in {source}", _nearest(path, [*settings(), *groups]))
+        elif not isinstance(value, dict):
+            raise ConfigError(path, f"in {source} must be a table of settings", f"a line [{path}]")
+        elif path == SPARK:
+            yield from _spark_leaves(value, "spark.", source)
+        elif path in tables():
+            yield from _entries(tables()[path], value, source)
+        else:
+            yield from _leaves(value, path + ".", source)
+
+
+def _spark_leaves(values: dict[str, Any], prefix: str, source: str) -> Iterator[tuple[Setting, object]]:
+    """Nested tables make dotted keys; numbers and switches are text to Spark."""
+    for key, value in values.items():
+        path = prefix + key
+        if path.startswith("spark.spark."):
+            short = path.removeprefix("spark.spark.")
+            raise ConfigError(path, f"in {source} names spark twice", f'below [spark] write "{short}"')
+        if isinstance(value, dict):
+            yield from _spark_leaves(value, path + ".", source)
+        else:
+            text = str(value).lower() if isinstance(value, bool) else value
+            text = str(text) if isinstance(text, int | float) else text
+            yield _entry(tables()[SPARK], path), text
+
+
+def _entries(table: Setting, values: dict[str, Any], source: str) -> Iterator[tuple[Setting, object]]:
+    entry = get_args(table.kind)[1]
+    for key, value in values.items():
+        path = f"{table.path}.{key}"
+        if not is_dataclass(entry):
+            yield _entry(table, path), value
+            continue
+        if not _NAME.fullmatch(key):
+            raise ConfigError(
+                path, f"in {source} is no name for a table", "letters, digits and _, a letter first, at most 64"
+            )
+        if not isinstance(value, dict):
+            raise ConfigError(path, f"in {source} must be a table of settings", f"a line [{path}]")
+        assert isinstance(entry, type)
+        parts = {each.path: each for each in _walk(entry, path + ".")}
+        for name in value:
+            if f"{path}.{name}" not in parts:
+                raise ConfigError(
+                    f"{path}.{name}", f"unknown setting in {source}", _nearest(f"{path}.{name}", parts)
+                )
+        for each in parts.values():
+            if each.name not in value:
+                raise ConfigError(each.path, f"is missing in {source}", f"it is {each.doc}")
+            yield each, value[each.name]
 
 
 def _read_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -269,33 +418,27 @@ def _nearest(wrong: str, right: Mapping[str, object] | list[str] | tuple[str, ..
 
 def _build(tree: type[Any], values: Mapping[str, Value], prefix: str) -> Any:
     kinds = get_type_hints(tree)
-    return tree(
-        **{
-            each.name: _build(kinds[each.name], values, f"{prefix}{each.name}.")
-            if is_dataclass(kinds[each.name])
-            else values[prefix + each.name]
-            for each in fields(tree)
-        }
-    )
+
+    def part(name: str) -> Any:
+        path, kind = prefix + name, kinds[name]
+        if is_dataclass(kind):
+            assert isinstance(kind, type)
+            return _build(kind, values, path + ".")
+        if get_origin(kind) is Mapping:
+            return _build_table(path, get_args(kind)[1], values)
+        return values[path]
+
+    return tree(**{each.name: part(each.name) for each in fields(tree)})
 
 
-def value_of(config: Config, path: str) -> Value:
-    value: Any = config
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value  # type: ignore[no-any-return]
+def _build_table(path: str, kind: Any, values: Mapping[str, Value]) -> dict[str, Any]:
+    start = "" if path == SPARK else path + "."
+    found = {key.removeprefix(start): value for key, value in values.items() if key.startswith(path + ".")}
+    if is_dataclass(kind):
+        assert isinstance(kind, type)
+        return {name: _build(kind, found, name + ".") for name in dict.fromkeys(key.partition(".")[0] for key in found)}
+    return found
 
 
 def show(path: str, value: Value) -> str:
-    """A value as people write it: sizes and durations in the largest unit that divides them."""
-    setting = settings()[path]
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int) and value > 0:
-        units = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10} if setting.is_size else {}
-        if setting.is_duration:
-            units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-        for unit, factor in units.items():
-            if value % factor == 0:
-                return f"{value // factor}{unit}"
-    return str(value)
+    return settings()[path].text(value)

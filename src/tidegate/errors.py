@@ -5,6 +5,10 @@
     │   ├── MalformedPacket  bytes that are not the packet they claim to be (0x81)
     │   ├── ProtocolViolation  well-formed, but not allowed here (0x82 unless said otherwise)
     │   └── Refused          allowed by the standard, declined by this broker (quota, rights, size …)
+    ├── ClientError          a broker did not do what a client of ours asked
+    │   ├── BrokerUnreachable  no connection, or none that lasts; retriable
+    │   └── BrokerRefused    it said no to the connection; carries its reason code
+    │       └── PublishRefused  … to one message; says which
     ├── ConfigError          a wrong key or value, with its path and what would be right
     └── StorageError         the log could not do what was asked
         ├── DiskFull         no room; retriable
@@ -44,6 +48,28 @@ class ProtocolViolation(PeerError):
 
 class Refused(PeerError):
     reason = 0x83
+
+
+class ClientError(TidegateError):
+    pass
+
+
+class BrokerUnreachable(ClientError):
+    retriable = True
+
+
+class BrokerRefused(ClientError):
+    def __init__(self, message: str, reason: int) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class PublishRefused(BrokerRefused):
+    """`number` counts the messages that the client was given, from 0."""
+
+    def __init__(self, message: str, reason: int, number: int, topic: bytes) -> None:
+        super().__init__(message, reason)
+        self.number, self.topic = number, topic
 
 
 class ConfigError(TidegateError):

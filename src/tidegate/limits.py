@@ -30,6 +30,13 @@ CATCH_UP_READERS = 8
 # Decoded messages kept for all readers that are behind together; above it they are read again from disk.
 CATCH_UP_HELD_BYTES_MAX = 64 << 20
 
+# Files of the lake kept decoded, for all who read there: two or three of the usual size.
+LAKE_CACHE_BYTES_MAX = 256 << 20
+
+# What the pipeline tells the broker at once, and how many of its verdicts are shown.
+ARCHIVE_NOTE_BYTES_MAX = 1 << 20
+VERDICTS_MAX = 100
+
 # Topics whose match a reader that is behind remembers.
 READER_TARGETS_MAX = 4096
 

@@ -160,8 +160,8 @@ class SimulatedLog:
                     return Read(found, last, 0)
         return Read(found, max(position, end), 0)
 
-    def position_at_time(self, time_ms: int) -> int:
-        return next((run.base for _, run, _ in self.messages() if run.time_ms >= time_ms), self.end)
+    def position_at_time(self, time_ms: int, found: Callable[[int], None]) -> tuple[int, bool]:
+        return next((run.base for _, run, _ in self.messages() if run.time_ms >= time_ms), self.end), True
 
     def state(self) -> Iterator[list[bytes]]:
         position, records = self._snapshot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,11 +10,10 @@ from log_strategies import Message, messages, simple_run, ticks
 
 from tidegate.log.frame import decode_messages, encode_changes, encode_messages
 from tidegate.log.run import NO_EXPIRY, Run
-from tidegate.pipeline.decode import SCHEMA, frame_to_arrow
+from tidegate.pipeline.decode import SCHEMA, frame_to_arrow, runs_to_arrow
 
 
-def rows_of(frame: bytes, offset: int = 0) -> list[Message]:
-    batch = frame_to_arrow(frame, offset)
+def rows_of(batch: pa.RecordBatch) -> list[Message]:
     batch.validate(full=True)
     assert batch.schema == SCHEMA
     return [
@@ -31,7 +31,9 @@ def rows_of(frame: bytes, offset: int = 0) -> list[Message]:
 @pytest.mark.req("P.2", "S0.27")
 def test_both_decoders_find_the_same(tick: list[Run], base: int, eighths: int) -> None:
     frame = bytes(8 * eighths) + encode_messages(tick, base, 1_700_000_000_000)
-    assert rows_of(frame, 8 * eighths) == messages(decode_messages(frame, 8 * eighths)) == messages(tick)
+    runs = decode_messages(frame, 8 * eighths)
+    assert rows_of(frame_to_arrow(frame, 8 * eighths)) == messages(runs) == messages(tick)
+    assert rows_of(runs_to_arrow(runs)) == messages(tick)
 
 
 def test_absent_values_are_null() -> None:
@@ -47,8 +49,6 @@ def test_payloads_are_not_copied() -> None:
     frame = encode_messages([simple_run(b"t", b"payload" * 10, b"x")], 0, 0)
     batch = frame_to_arrow(frame)
     address = batch.column("payload").buffers()[2].address
-    import pyarrow as pa
-
     start = pa.py_buffer(frame).address
     assert start < address < start + len(frame)
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from harness import BrokerProcess, RawClient
 from tidegate.broker import inspect
-from tidegate.commands.log import Record, records, state_records
+from tidegate.commands.log import Record, records
+from tidegate.log.snapshot import state_beside
 from tidegate.router.filters import Start
 from tidegate.wire import Properties
 
@@ -54,12 +55,12 @@ def stored_payloads(data: Path, topic: bytes | None = None) -> list[bytes]:
 
 def state_of(data: Path, *kinds: int) -> Iterator[bytes]:
     """The state records of some kinds, in the order a recovery would apply them."""
-    for batch in state_records(data):
+    for batch in state_beside(data / "log"):
         yield from (record for record in batch if record[0] in kinds)
 
 
 def stored_session(data: Path, client_id: str) -> inspect.SessionFacts | None:
-    return next((facts for facts in inspect.sessions(state_records(data)) if facts.client_id == client_id), None)
+    return next((facts for facts in inspect.sessions(state_beside(data / "log")) if facts.client_id == client_id), None)
 
 
 def copies(data: Path, content: bytes) -> int:

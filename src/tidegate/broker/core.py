@@ -24,9 +24,10 @@ from tidegate.delivery.dispatcher import Dispatcher
 from tidegate.delivery.group import Group
 from tidegate.delivery.routes import RouteTable
 from tidegate.delivery.tail import Tail
-from tidegate.errors import MalformedPacket, PeerError, ProtocolViolation, StorageError
+from tidegate.errors import DiskFull, MalformedPacket, PeerError, ProtocolViolation, StorageError
 from tidegate.limits import OWN_TOPICS_MAX, UNSTORED_BYTES_MAX
 from tidegate.log.run import Run
+from tidegate.ports.archive import Archive, Archived
 from tidegate.ports.commitlog import CommitLog
 from tidegate.router import RetainedStore
 from tidegate.session.flights import Flight, Flights, State
@@ -60,6 +61,7 @@ class Broker:
         self,
         config: Config,
         log: CommitLog,
+        archive: Archive | None = None,
         *,
         now_s: float,
         now_ms: int,
@@ -68,6 +70,7 @@ class Broker:
     ) -> None:
         self.config = config
         self.log = log
+        self.archive = archive
         self.report = report  # structured events for the log of the server, never per message
         self.tenant = DEFAULT_TENANT
         self.now_s = now_s
@@ -113,11 +116,16 @@ class Broker:
         self.unstored: deque[tuple[int, list[tuple[Link, Held]]]] = deque()
         self.throttled: set[Link] = set()
         self.storing = True  # False while the log takes no more
+        self.full = ""  # why the log may not grow, although there is room on the disk
         self.closing = False
         self.changes_bytes = 0  # state changes written since the last snapshot began
         self.packet_max = config.mqtt.packet_bytes_max
         self.fast = config.mqtt.packet_bytes_max > 0x4003  # the fast path does not look at the limit
         log.on_stored = self.stored
+
+    @property
+    def archived(self) -> Archived | None:
+        return self.archive.archived if self.archive is not None else None
 
     # ── what the server calls ──
 
@@ -225,7 +233,7 @@ class Broker:
             self.run_changes = []
         stored = runs if self.store_qos0 else [r for r in runs if r.flags]
         try:
-            self.ticket = self.log.append(stored, records, self.now_ms)
+            self.ticket = self._append(stored, records)
         except StorageError as error:
             if early:
                 self.log.skip(messages)  # their positions have been seen: nobody else gets them (I10)
@@ -388,9 +396,22 @@ class Broker:
         if link.retained_streams:
             self.retained_delivery.resume(link)
 
+    def _append(self, runs: list[Run], records: list[bytes]) -> int:
+        if self.full:
+            raise DiskFull(self.full)
+        return self.log.append(runs, records, self.now_ms)
+
+    def limit(self, full: str) -> None:
+        """From now on the log may not grow, for the reason given; or it may again, for an empty one."""
+        if full and self.storing:
+            self._storage_lost(DiskFull(full))
+        elif not full and self.full and not self.storing:
+            self._storage_back()
+        self.full = full
+
     def _append_changes(self) -> bool:
         try:
-            self.ticket = self.log.append([], self.dispatcher.changes, self.now_ms)
+            self.ticket = self._append([], self.dispatcher.changes)
         except StorageError as error:
             self._storage_lost(error)
             return False

@@ -56,6 +56,7 @@ class Housekeeping:
         if broker.retained.due(broker.now_ms):
             for message in broker.retained.expire(broker.now_ms):
                 broker.change(changes.unretained(message.topic))
+        self._mind_the_archive()
         if not broker.storing:
             broker.request_tick()  # try again whether there is room now
         if broker.now_s - self._retention_s >= broker.config.log.clean_interval_s and self._trimming is None:
@@ -132,10 +133,28 @@ class Housekeeping:
 
     # ── retention ──
 
+    def _mind_the_archive(self) -> None:
+        """What is not in the lake yet is never let go: above the hard limit the log stops growing until it is."""
+        broker = self.broker
+        archived = broker.archived
+        segments = broker.log.segments() if archived is not None else []
+        full = ""
+        if archived is not None and len(segments) > 1 and segments[0].sequence >= archived.segment:
+            size, most = sum(segment.bytes for segment in segments), broker.config.log.hard_bytes
+            if size > most:
+                full = f"the log may hold {most} bytes (log.hard_bytes), and the pipeline has not archived its oldest"
+        if bool(full) != bool(broker.full):
+            broker.limit(full)
+
     def _trim(self) -> Iterator[None]:
-        """Let go of segments that are due and that nobody needs; above the hard limit, also of needed ones."""
+        """Let go of segments that are due and that nobody needs; above the hard limit, also of needed ones.
+
+        Where there is an archive, only of what is in the lake; and then whether it is needed or not, if it can be read
+        there."""
         broker = self.broker
         limits = broker.config.log
+        archived = broker.archived
+        in_lake = archived is not None and archived.floor is not None
         dropped: list[SegmentFacts] = []
         segments = broker.log.segments()
         total = sum(segment.bytes for segment in segments)
@@ -147,9 +166,14 @@ class Housekeeping:
             hard_bytes=limits.hard_bytes,
         ).drop
         for segment in due:
+            if archived is not None and segment.sequence >= archived.segment:
+                break
             if segment.end > broker.log.snapshot_floor():
                 self.start_snapshot()  # the state in it must be elsewhere first
                 break
+            if in_lake:
+                dropped.append(segment)
+                continue
             needing: set[Reader] = set()
             for index, topic in enumerate(broker.log.topics(segment)):
                 self._add_needing(topic, segment, needing)
@@ -167,6 +191,8 @@ class Housekeeping:
             total -= segment.bytes
             yield
         if dropped:
+            if in_lake:
+                yield from self._write_down_live()
             broker.log.drop(dropped)
             broker.report("log.trimmed", {"segments": len(dropped), "floor": dropped[-1].end})
         self._trimming = None
@@ -185,6 +211,15 @@ class Housekeeping:
             begun = flights.lowest(reader) if flights is not None else None
             if begun is not None and begun < segment.end:
                 needing.add(reader)  # with QoS 2 for a group, whose position does not wait for it
+
+    def _write_down_live(self) -> Iterator[None]:
+        """Positions of those who have everything, or after a crash they would look for it in the lake."""
+        broker = self.broker
+        for index, session in enumerate(list(broker.sessions.values())):
+            if index % SESSIONS_PER_STEP == SESSIONS_PER_STEP - 1:
+                yield
+            if session.reader.live and session.persistent:
+                broker.moved.add(session.reader)
 
     def _pass_by(self, segment: SegmentFacts, needing: set[Reader]) -> Iterator[None]:
         """Nothing in the segment is for the others, read or not: the positions of absent ones move behind it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidegate.errors import PeerError, ProtocolViolation, Refused
-from tidegate.log.run import NO_EXPIRY, RETAIN, Run
+from tidegate.log.run import NO_EXPIRY, NOT_KEPT, RETAIN, Run
 from tidegate.router import Retained
 from tidegate.session import changes
 from tidegate.session.link import Link
@@ -55,6 +55,7 @@ def on_publish(broker: Broker, link: Link, packet: Publish) -> None:
             _refuse(broker, link, packet, full)
             return
         # Others cannot be told. The message goes to subscribers all the same, it is only not retained.
+        run.flags |= NOT_KEPT
         broker.counters.refused["retained"] += 1
     _collect(broker, run, len(packet.payload))
     if qos == 1:
@@ -93,6 +94,7 @@ def publish(
     )
     run.route = route
     if retain and not _retain(broker, run, len(payload)):
+        run.flags |= NOT_KEPT
         broker.counters.refused["retained"] += 1
     _collect(broker, run, len(payload))
     broker.request_tick()

@@ -214,6 +214,9 @@ class Recovery:
         else:
             self.broker.groups[name, pattern] = known  # the snapshot's, after the replay of an older one
 
+    def dead(self, record: bytes) -> None:
+        """A message that was given up: for the pipeline, no state."""
+
     # ── afterwards ──
 
     def _place_readers(self) -> None:
@@ -287,4 +290,5 @@ APPLY: dict[int, Callable[[Recovery, bytes], None]] = {
     changes.RETAINED: Recovery.retained,
     changes.UNRETAINED: Recovery.unretained,
     changes.GROUP: Recovery.group,
+    changes.DEAD: Recovery.dead,
 }

@@ -87,7 +87,8 @@ def _subscribe(
             raise Refused("no-local on a shared subscription", reason=Reason.PROTOCOL_ERROR)
         reader = groups.find_or_make(broker, parsed.group, parsed.filter)
     elif parsed.kind == "replay" or start is not None:
-        reader = Reader(next(broker.numbers), session, _start_position(broker, parsed.start or start or b""))
+        reader = Reader(next(broker.numbers), session, 0)
+        _place(broker, reader, parsed.start or start or b"")
     subscription = Subscription(
         session,
         request.filter,
@@ -117,13 +118,26 @@ def _subscribe(
     return subscription, before is None
 
 
-def _start_position(broker: Broker, start: bytes) -> int:
+def _place(broker: Broker, reader: Reader, start: bytes) -> None:
+    """Put a reader where it is asked to start."""
     asked = parse_start(start, broker.now_ms)
     if asked.kind == "earliest":
-        return broker.log.floor
-    if asked.kind == "position":
-        return min(asked.value, broker.log.end)  # below the floor: the reader is told what it cannot get (S3.14)
-    return broker.log.position_at_time(asked.value)
+        reader.cursor = broker.log.floor
+    elif asked.kind == "position":
+        reader.cursor = min(asked.value, broker.log.end)  # below the floor: it is told what it cannot get (S3.14)
+    else:
+
+        def found(position: int) -> None:
+            if reader.blocked:
+                return  # unsubscribed meanwhile
+            reader.reading = False
+            reader.cursor = position
+            broker.moved.add(reader)
+            broker.dispatcher.queue(reader)
+
+        reader.cursor, exact = broker.log.position_at_time(asked.value, found)
+        reader.reading = not exact  # it waits
+    reader.floor = reader.cursor
 
 
 def record_of(subscription: Subscription) -> bytes:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from tidegate import __version__
 from tidegate.broker.notices import publish_unstored
+from tidegate.limits import CLIENT_ID_BYTES_MAX
+from tidegate.log.segment import SegmentFacts
 from tidegate.router import Retained
 
 if TYPE_CHECKING:
@@ -39,11 +42,14 @@ class SysTopics:
         self._last: dict[str, float] = {}
         self._rates: dict[tuple[str, int], float] = {}
         self._shown: dict[bytes, bytes] = {}
+        self._verdicts: dict[str, bytes] = {}  # id → topic of those that are shown
         if broker.config.sys.interval_s:
             self.update()
 
     def each_second(self, now_s: float) -> None:
         interval_s = self.broker.config.sys.interval_s
+        if interval_s:
+            self._show_verdicts()
         if interval_s and now_s - self._last_s >= interval_s:
             self.update()
 
@@ -55,8 +61,27 @@ class SysTopics:
             if self._shown.get(topic) == payload:
                 continue
             self._shown[topic] = payload
-            broker.own_retained.put(Retained(topic, payload, 0, b"", None, broker.now_ms, NOWHERE, b""))
-            publish_unstored(broker, topic, payload)
+            self._show(topic, payload)
+
+    def _show(self, topic: bytes, payload: bytes) -> None:
+        broker = self.broker
+        broker.own_retained.put(Retained(topic, payload, 0, b"", None, broker.now_ms, NOWHERE, b""))
+        publish_unstored(broker, topic, payload)
+
+    def _show_verdicts(self) -> None:
+        """New verdicts of the pipeline about clients, once each; those that it no longer names are forgotten."""
+        archived = self.broker.archived
+        verdicts = archived.verdicts if archived is not None else ()
+        if [verdict.id for verdict in verdicts] == list(self._verdicts):
+            return
+        before, self._verdicts = self._verdicts, {}
+        for verdict in verdicts:
+            topic = PREFIX + b"abuse/" + _safe(verdict.rule) + b"/" + _safe(verdict.client)
+            self._verdicts[verdict.id] = topic
+            if verdict.id not in before:
+                self._show(topic, verdict.told)
+        for topic in set(before.values()) - set(self._verdicts.values()):
+            self.broker.own_retained.delete(topic)
 
     def values(self) -> dict[bytes, bytes]:
         broker = self.broker
@@ -106,12 +131,30 @@ class SysTopics:
             b"log/end": b"%d" % broker.log.end,
             b"log/segments": b"%d" % len(segments),
         }
+        found.update(self._archive(segments))
         for reason, count in counters.dropped.items():
             found[b"dropped/" + _level(reason)] = b"%d" % count
         for reason, count in counters.refused.items():
             found[b"refused/" + _level(reason)] = b"%d" % count
         found.update(self._averages(totals))
         return {PREFIX + name: value for name, value in found.items()}
+
+    def _archive(self, segments: list[SegmentFacts]) -> dict[bytes, bytes]:
+        archive, archived = self.broker.archive, self.broker.archived
+        if archive is None or archived is None:
+            return {}
+        # Positions jump after a crash; within segments they count messages.
+        lag = sum(max(0, segment.end - max(segment.base, archived.position)) for segment in segments)
+        return {
+            b"archive/position": b"%d" % archived.position,
+            b"archive/segment": b"%d" % archived.segment,
+            b"archive/readable": b"%d" % (archived.floor is not None),
+            b"archive/lag": b"%d" % lag,
+            b"archive/messages/read": b"%d" % archive.messages_read,
+            b"archive/messages/damaged": b"%d" % archive.damaged,
+            b"archive/full": b"%d" % bool(self.broker.full),
+            b"log/seam": b"%d" % (segments[0].base if segments else self.broker.log.end),
+        }
 
     def _averages(self, totals: dict[str, float]) -> dict[bytes, bytes]:
         """Per-minute rates over 1, 5 and 15 minutes, as exponential averages."""
@@ -128,6 +171,13 @@ class SysTopics:
             for name, counter in RATES
             for minutes, label in AVERAGES
         }
+
+
+def _safe(name: str) -> bytes:
+    """A name from outside as a topic level: what may not stand in one is written as %XX."""
+    name = name[:CLIENT_ID_BYTES_MAX]
+    safe = "".join(c if c.isprintable() and c not in "/+#%" else quote(c, "", errors="replace") for c in name)
+    return safe.encode()
 
 
 def _level(text: str) -> bytes:

@@ -4,9 +4,10 @@ A command reads its options, calls the part of the project that does the work, a
 person or a pipe. It decides nothing about messages, and it imports what it starts lazily, so that
 `tidegate pub` does not load the broker.
 
-May import: everything but `pipeline`. May touch sockets and files.
+May import: everything; of `pipeline`, at the top, only `status`. May touch sockets and files.
 
     broker     broker, up
+    pipeline   pipeline run, pipeline status, pipeline stop
     config     config check, config show
     publish    pub
     subscribe  sub

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Callable
@@ -12,10 +11,11 @@ from typing import Any, get_args
 import click
 
 from tidegate.config import Config, Durability, LogLevel
-from tidegate.config_sources import Value, load
+from tidegate.config_sources import Value
 
-from .config import config_file
+from .config import config_file, configured, data_option
 from .failure import listen_failure
+from .pipeline import missing_packages
 
 
 def _broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,22 +31,10 @@ def _broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--host", help="Address to listen on (default 127.0.0.1)."),
         click.option("--port", type=int, help="TCP port for MQTT (default 1883)."),
-        click.option("--data", type=click.Path(path_type=Path), help="The data folder (default: data)."),
+        data_option,
     ):
         command = option(command)
     return command
-
-
-def _load(file: Path | None, **given: Value | None) -> Config:
-    paths = {
-        "data": "data",
-        "port": "listen.port",
-        "host": "listen.host",
-        "durability": "log.durability",
-        "log_level": "log_level",
-    }
-    flags = {paths[name]: value for name, value in given.items() if value is not None}
-    return load(file, os.environ, flags).config
 
 
 def _run(config: Config) -> None:
@@ -73,23 +61,45 @@ def broker(file: Path | None, **given: Value | None) -> None:
       tidegate broker --data /var/lib/tidegate --port 1883 --host 0.0.0.0
       tidegate broker --data /tmp/try --port 1884 --durability memory
     """
-    _run(_load(file, **given))
+    _run(configured(file, **given))
 
 
 @click.command("up")
 @_broker_options
 def up(file: Path | None, **given: Value | None) -> None:
-    """Start Tidegate and say what to try first.
+    """Start Tidegate and say what to try first: the broker, and beside it the Spark pipeline.
 
     \b
     Examples:
       tidegate up
       tidegate up --port 1884 --data my-data
     """
-    config = _load(file, **given)
+    config = configured(file, **given)
     _probe(config)
-    _welcome(config)
-    _run(config)
+    without = _no_pipeline(config)
+    _welcome(config, without)
+    if without is not None:
+        _run(config)
+        return
+    from tidegate.server.supervisor import Supervisor
+
+    tidegate = [sys.executable, "-m", "tidegate.cli"]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+    both = [f"--config={file}"] if file is not None else []
+    broker_command = [*tidegate, "broker", *both, *flags]
+    pipeline_command = [*tidegate, "pipeline", "run", *both, f"--data={config.data}"]
+    sys.exit(Supervisor(broker_command, pipeline_command, config.data).run())
+
+
+def _no_pipeline(config: Config) -> str | None:
+    """Why the broker runs alone; None if it does not."""
+    if config.log.durability == "memory":
+        return "none: it reads the log's files, and durability memory keeps none"
+    if not config.pipeline.enabled:
+        return "off (pipeline.enabled)"
+    if missing := missing_packages():
+        return f"none without {' and '.join(missing)}: pip install 'tidegate[pipeline]' brings it"
+    return None
 
 
 def _probe(config: Config) -> None:
@@ -106,7 +116,7 @@ def _probe(config: Config) -> None:
                 raise failure from error
 
 
-def _welcome(config: Config) -> None:
+def _welcome(config: Config, no_pipeline: str | None) -> None:
     from rich.console import Console, Group
     from rich.panel import Panel
     from rich.text import Text
@@ -121,18 +131,25 @@ def _welcome(config: Config) -> None:
         if config.log.durability == "memory"
         else str(config.data.resolve())
     )
+    of = f" --data {config.data}" if config.data != Config().data else ""
     lines = [
         Text.assemble(("Listens on   ", "dim"), (place, "bold")),
         Text.assemble(("Data folder  ", "dim"), kept),
+        Text.assemble(("Pipeline     ", "dim"), no_pipeline or f"Spark on {config.spark['spark.master']}"),
         Text(""),
         Text("Try, in other terminals:", "dim"),
         Text(f"  tidegate sub{at} -t 'demo/#'"),
         Text(f"  tidegate pub{at} -t demo/hello -m 'hi'"),
         Text("and then go back in time:", "dim"),
         Text(f"  tidegate sub{at} -t 'demo/#' --from earliest -v"),
-        Text(""),
-        Text("Ctrl-C stops it; sessions and messages stay.", "dim"),
     ]
+    if no_pipeline is None:
+        lines += [
+            Text("and, once the pipeline has archived them, ask Spark:", "dim"),
+            Text(f'  tidegate sql{of} "select topic, count(*) from messages group by topic"'),
+            Text(f"  tidegate pipeline status{of}"),
+        ]
+    lines += [Text(""), Text("Ctrl-C stops it; sessions and messages stay.", "dim")]
     console = Console()
     console.print(Panel(Group(*lines), title="Tidegate", title_align="left", expand=False, padding=(1, 2)))
     console.file.flush()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from tidegate.config_sources import load, settings, show, value_of
+from tidegate.config import Config
+from tidegate.config_sources import Value, load
 
 config_file = click.option(
     "--config",
@@ -16,6 +17,21 @@ config_file = click.option(
     type=click.Path(path_type=Path),
     help="Configuration file (default: tidegate.toml in the current folder, if it exists).",
 )
+
+
+data_option = click.option(
+    "--data", type=click.Path(path_type=Path), help="The data folder (default: data)."
+)
+
+HIDDEN = "(hidden)"
+
+_PATHS = {"port": "listen.port", "host": "listen.host", "durability": "log.durability"}
+
+
+def configured(file: Path | None, **given: Value | None) -> Config:
+    """The configuration, with the flags that the user gave."""
+    flags = {_PATHS.get(name, name): value for name, value in given.items() if value is not None}
+    return load(file, os.environ, flags).config
 
 
 @click.group("config")
@@ -52,19 +68,27 @@ def show_all(file: Path | None, as_json: bool) -> None:
     """
     loaded = load(file, os.environ, {})
     if as_json:
-        rows = {}
-        for path, about in settings().items():
-            value = value_of(loaded.config, path)
-            plain = str(value) if isinstance(value, Path) else value
-            rows[path] = {"value": plain, "source": loaded.sources[path], "doc": about.doc}
+        rows = {
+            path: {
+                "value": HIDDEN if each.setting.is_secret else _plain(each.value),
+                "source": each.source,
+                "doc": each.setting.doc,
+            }
+            for path, each in loaded.chosen.items()
+        }
         click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("setting", "value", "from", "what it is", header_style="bold")
-    for path, about in settings().items():
-        source = loaded.sources[path]
-        style = "dim" if source == "default" else None
-        table.add_row(path, show(path, value_of(loaded.config, path)), source, about.doc, style=style)
+    for path, each in loaded.chosen.items():
+        value = HIDDEN if each.setting.is_secret else each.setting.text(each.value)
+        cells = (Text(text) for text in (path, value, each.source, each.setting.doc))
+        table.add_row(*cells, style="dim" if each.source == "default" else None)
     Console().print(table)
+
+
+def _plain(value: Value) -> str | int:
+    return str(value) if isinstance(value, Path) else value

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from tidegate.errors import PeerError
-from tidegate.log.frame import CHANGES, MESSAGES, Buffer, decode_changes, decode_messages
+from tidegate.log.frame import MESSAGES, Buffer, decode_messages
 from tidegate.log.index import TopicIndex
 from tidegate.log.recovery import POSITION_GAP, Damage, examine
 from tidegate.log.run import NO_EXPIRY, QOS_MASK, RETAIN, Run
@@ -32,7 +32,6 @@ from tidegate.log.segment import (
     segment_name,
     sequence_of,
 )
-from tidegate.log.snapshot import load_snapshot
 from tidegate.router.filters import Start, check_filter, matches
 from tidegate.wire.properties import read_properties, with_length
 
@@ -90,22 +89,6 @@ def open_segments(data: Path) -> Iterator[Segment]:
             continue  # trimmed by the broker since the folder was read
         header = parse_segment_header(buffer[:SEGMENT_HEADER_BYTES])
         yield Segment(path, sequence_of(path.name) or 0, buffer, header)
-
-
-def state_records(data: Path) -> Iterator[list[bytes]]:
-    """The state as the broker would recover it: the newest snapshot, then the changes since."""
-    segments = list(open_segments(data))
-    position, frames, _ = load_snapshot(data / "log")
-    yield from frames
-    for segment in segments:
-        if segment.header is None:
-            continue
-        for item in scan(segment.buffer, SEGMENT_HEADER_BYTES, segment.header.writer, segment.header.base):
-            header = item.header
-            if item.status is not Status.VALID or header is None:
-                continue
-            if header.kind == CHANGES and header.base >= position:
-                yield decode_changes(segment.buffer, item.offset)
 
 
 # ------------------------------------------------------------------------------------------ list

@@ -31,10 +31,12 @@ def sessions(data: Path, as_json: bool) -> None:
       tidegate sessions --data data
     """
     from tidegate.broker.inspect import sessions as sessions_in
+    from tidegate.log.snapshot import state_beside
 
-    from .log import state_records
+    from .log import segment_files
 
-    facts = sessions_in(state_records(data))
+    segment_files(data)  # says what is wrong if there is no log
+    facts = sessions_in(state_beside(data / "log"))
     if as_json:
         for each in facts:
             click.echo(json.dumps({name: getattr(each, name) for name in FIELDS}))

@@ -129,14 +129,11 @@ class CatchUp:
     def _deliver(self, reader: Reader, target: Target, run: Run, start: int) -> int:
         dispatcher = self.dispatcher
         qos = min(run.flags & QOS_MASK, target.qos)
-        fast = (
-            target.fast
-            and not run.flags & RETAIN
-            and run.expiries is None
-            and reader.skip is None
-            and reader.subscription is None
-            and (qos or run.base + start >= reader.session.live_from)  # type: ignore[union-attr]
-        )
+        fast = target.fast and not run.flags & RETAIN and run.expiries is None and reader.skip is None
+        if fast and reader.subscription is not None:
+            fast = not target.v5  # else each message tells its own time and position
+        elif fast:
+            fast = qos > 0 or run.base + start >= reader.session.live_from  # type: ignore[union-attr]
         if not fast:
             return dispatcher.deliver_plainly(reader, target, run, start, True)
         link: Link = target.link  # type: ignore[assignment]
@@ -146,7 +143,12 @@ class CatchUp:
             return dispatcher.send_run(reader, target, run, start, qos)
         if start:
             return dispatcher.deliver_plainly(reader, target, run, start, True)
-        dispatcher.emit(link, blob(run, target.key0))
+        if run.count == 1:  # quickly made: not worth keeping ready
+            block = property_block(run, 0, target.sub_ids, 0) if target.v5 else b""
+            data = encode_one(run, 0, v5=target.v5, qos=0, retain=False, dup=False, pid=b"", block=block)
+        else:
+            data = blob(run, target.key0)
+        dispatcher.emit(link, data)
         dispatcher.counters.publishes_sent += run.count
         return run.count
 
@@ -160,7 +162,11 @@ class CatchUp:
             return Target(reader, None, reader.members) if matches(reader.key[1], run.topic) else None
         assert session is not None
         if own is not None:
-            return Target(reader, session.link, [own]) if matches(own.pattern, run.topic) else None
+            if not matches(own.pattern, run.topic):
+                return None
+            if reader.targets is None:
+                reader.targets = {b"": Target(reader, session.link, [own])}  # one for all topics
+            return reader.targets[b""]  # type: ignore[no-any-return]
         if run.base < session.since_max:
             # Some filter is younger than this message: decide for this message alone (S2.16).
             found = [s for s in self._matching(session, run.topic) if s.since <= run.base]
@@ -257,7 +263,8 @@ class CatchUp:
         def done(read: Read) -> None:
             reader.reading = False
             if self.dispatcher.attached(reader):
-                use(next((r for r in read.runs if r.base <= position < r.base + r.count), None))
+                if read.next_position > position:  # else it was not read, and is asked for again
+                    use(next((r for r in read.runs if r.base <= position < r.base + r.count), None))
                 self.dispatcher.queue(reader)
 
         self.dispatcher.log.read(position, position + count, CATCH_UP_BYTES, None, done)
@@ -299,7 +306,9 @@ class CatchUp:
         dispatcher = self.dispatcher
         flights = session.in_flight()
         if run is None:
-            dispatcher.counters.dropped["no longer stored"] += flight.count
+            if flight.count > 1:  # it may be the only one
+                session.reader.resend.insert(0, flights.split(flight, 1))  # type: ignore[union-attr]
+            dispatcher.counters.dropped["no longer stored"] += 1
             flights.drop(flight)
             return
         reader = flight.reader
@@ -312,7 +321,7 @@ class CatchUp:
         target = Target(reader, link, found) if found else None
         if not link.on_wire:
             link.ack_seen_s = dispatcher.now_s
-        room = max(1, link.window - link.on_wire)
+        room = min(max(1, link.window - link.on_wire), run.base + run.count - flight.base)
         if flight.count > room:
             rest = flights.split(flight, room)
             session.reader.resend.insert(0, rest)  # type: ignore[union-attr]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from tidegate.counters import Counters
 from tidegate.delivery.encode import (
@@ -374,11 +375,17 @@ class Dispatcher:
 
 def replay_properties(time_ms: int, position: int) -> bytes:
     """When and where a replayed message was first stored, as MQTT 5 user properties."""
+    return _replay_time(time_ms) + _user_property(b"tidegate-position", b"%d" % position)
+
+
+@lru_cache(1024)  # messages of one tick share it
+def _replay_time(time_ms: int) -> bytes:
     stamp = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    made = b""
-    for name, value in ((b"tidegate-time", stamp.encode()), (b"tidegate-position", b"%d" % position)):
-        made += USER_PROPERTY + len(name).to_bytes(2, "big") + name + len(value).to_bytes(2, "big") + value
-    return made
+    return _user_property(b"tidegate-time", stamp.encode())
+
+
+def _user_property(name: bytes, value: bytes) -> bytes:
+    return USER_PROPERTY + len(name).to_bytes(2, "big") + name + len(value).to_bytes(2, "big") + value
 
 
 def _pid_offset(packet: bytes) -> int:

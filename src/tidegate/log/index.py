@@ -65,7 +65,7 @@ class Wanted:
         self.exact = exact
         self.prefixes = prefixes
         self.match = match
-        self.found: dict[object, object] = {}  # owned by `reading`
+        self.found: dict[object, object] = {}  # owned by whoever reads
 
     def __call__(self, topic: bytes) -> bool:
         if topic in self.exact:

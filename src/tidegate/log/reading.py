@@ -23,12 +23,14 @@ SHELVES_MAX = 16
 """A read looks through this many segments at most, so that it returns in time when nothing matches."""
 PLAIN_FRAMES = 32
 """With fewer frames left than this, looking at each is cheaper than asking the index."""
-_FOUND_MAX = 4
+FOUND_MAX = 4
+"""Segments and files that a `Wanted` remembers something about."""
 
 
 class Read(NamedTuple):
-    """Go on at `next_position`; at the `end` asked for when nothing is left. `damaged`: how many
-    messages of the range are lost that might have been wanted."""
+    """Go on at `next_position`; at the `end` asked for when nothing is left, at the same position when
+    it could not be read for the moment. `damaged`: how many messages of the range are lost that might
+    have been wanted."""
 
     runs: list[Run]
     next_position: int
@@ -78,6 +80,12 @@ class ShelvedLog(Generic[_S]):
         """The first position that is still held."""
         shelves = self._shelves
         return shelves[0].base if shelves else self.end
+
+    @property
+    def first(self) -> SegmentFacts | None:
+        """The oldest segment that is still held."""
+        shelves = self._shelves
+        return shelves[0].facts() if shelves else None
 
     def read(self, position: int, *, bytes_max: int, wanted: Wanted | None = None, end: int) -> Read:
         """Runs with positions in `position` … `end`-1; see `Read`. Begins at `floor` if that is
@@ -264,7 +272,7 @@ def _candidates(shelf: Shelf, table: FrameTable, wanted: Wanted | None, first: i
         return range(first, after)
     found = wanted.found.get(shelf)
     if not isinstance(found, _Found):
-        while len(wanted.found) >= _FOUND_MAX:
+        while len(wanted.found) >= FOUND_MAX:
             del wanted.found[next(iter(wanted.found))]
         wanted.found[shelf] = found = _Found()
     if found.dense:

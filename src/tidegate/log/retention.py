@@ -2,7 +2,7 @@
 
 Segments go from the oldest on, whole, and never the one that is being written. A segment is due when
 the log is larger than `retention_bytes` or its newest message is older than `retention_ms`. One that
-holds a promised position, one that a session or the archive still needs, stays although it is due:
+holds a promised position, one that a session still needs, stays although it is due:
 unless the log has passed `hard_bytes`, for a full disk would break every promise at once.
 """
 

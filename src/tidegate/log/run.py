@@ -9,6 +9,7 @@ from __future__ import annotations
 
 QOS_MASK = 0b011
 RETAIN = 0b100
+NOT_KEPT = 0b1000  # with RETAIN: there was no room to keep it as its topic's retained message
 
 NO_EXPIRY = 0xFFFFFFFF
 
@@ -49,7 +50,7 @@ class Run:
         self.topic = topic
         self.publisher = publisher
         self.tenant = tenant
-        self.flags = flags  # QoS in bits 0–1, retain in bit 2
+        self.flags = flags  # QoS in bits 0–1, retain in bit 2, not kept in bit 3
         self.payloads = payloads
         self.properties = properties  # MQTT 5 property bytes to pass on, without their length prefix
         self.expiries = expiries  # seconds from time_ms; NO_EXPIRY where a message has none

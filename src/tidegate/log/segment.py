@@ -113,13 +113,17 @@ class Scanned(NamedTuple):
 
 
 def scan(
-    buf: Buffer, offset: int = SEGMENT_HEADER_BYTES, writer: int | None = None, position: int = 0
+    buf: Buffer,
+    offset: int = SEGMENT_HEADER_BYTES,
+    writer: int | None = None,
+    position: int = 0,
+    end: int | None = None,
 ) -> Iterator[Scanned]:
-    """Every frame from `offset` to the end, and every range of bytes between that is none.
+    """Every frame from `offset` to the end (`end`, or that of `buf`), and every range of bytes between that is none.
 
     `writer` None takes the number of the frame at `offset`. A damaged body is stepped over by its
     header's length. Where there is no valid header, the next one is searched for."""
-    size = len(buf)
+    size = len(buf) if end is None else min(end, len(buf))
     if writer is None:
         first = parse_header(buf, offset)
         if first is not None:
@@ -127,7 +131,7 @@ def scan(
     while offset < size:
         header = _frame_header(buf, offset, writer, position)
         if header is None:
-            after = _next_frame(buf, offset + 8, writer, position)
+            after = _next_frame(buf, offset + 8, writer, position, size)
             yield Scanned(offset, after - offset, None, Status.HEADER)
             offset = after
             continue
@@ -147,11 +151,10 @@ def _frame_header(buf: Buffer, offset: int, writer: int | None, position: int) -
     return header
 
 
-def _next_frame(buf: Buffer, offset: int, writer: int | None, position: int) -> int:
-    """Where the next valid header is, at a multiple of 8; the end of `buf` if there is none."""
-    size = len(buf)
+def _next_frame(buf: Buffer, offset: int, writer: int | None, position: int, size: int) -> int:
+    """Where the next valid header is, at a multiple of 8; `size` if there is none."""
     while True:
-        offset = buf.find(MAGIC, offset)
+        offset = buf.find(MAGIC, offset, size)
         if offset < 0:
             return size
         if offset & 7 == 0 and _frame_header(buf, offset, writer, position) is not None:

@@ -29,21 +29,34 @@ import mmap
 import os
 import struct
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 from zlib import crc32
 
 from tidegate.log.files.disk import fsync_folder, storage_error
-from tidegate.log.frame import CHANGES, WRITER, decode_changes, encode_changes
+from tidegate.log.frame import CHANGES, WRITER, Buffer, check_body, decode_changes, encode_changes, parse_header
+from tidegate.log.index import TopicIndex
 from tidegate.log.recovery import Damage
-from tidegate.log.segment import Status, scan, snapshot_position_of
+from tidegate.log.segment import (
+    SEGMENT_HEADER_BYTES,
+    SegmentHeader,
+    Status,
+    index_name,
+    parse_segment_header,
+    scan,
+    sequence_of,
+    snapshot_position_of,
+)
 
 SNAPSHOT_MAGIC = b"TGN1"
 END_MAGIC = b"TGNE"
 SNAPSHOT_HEADER_BYTES = 64
 END_BYTES = 32
 SNAPSHOTS_KEPT = 2
+ATTEMPTS = 5
+"""A running broker replaces snapshots and drops segments while somebody reads; how often to look again."""
 
 _HEAD = struct.Struct("<4sIqqI32x")
 _END = struct.Struct("<4s4xQQ4x")
@@ -134,9 +147,8 @@ def load_snapshot(folder: Path) -> tuple[int, Iterator[list[bytes]], list[Damage
     for position in positions:
         path = folder / snapshot_name(position)
         try:
-            with path.open("rb") as file:
-                buf: bytes | mmap.mmap = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError):  # ValueError: an empty file
+            buf = _mapped(path)
+        except OSError:
             buf = b""
         writer = _writer_of(buf, position)
         records = _records_of(buf)
@@ -151,7 +163,7 @@ def load_snapshot(folder: Path) -> tuple[int, Iterator[list[bytes]], list[Damage
     return salvage or (0, iter(()), report)
 
 
-def _writer_of(buf: bytes | mmap.mmap, position: int) -> int | None:
+def _writer_of(buf: Buffer, position: int) -> int | None:
     head = buf[:SNAPSHOT_HEADER_BYTES]
     if len(head) < SNAPSHOT_HEADER_BYTES or crc32(head[:60]) != _U32.unpack_from(head, 60)[0]:
         return None
@@ -161,7 +173,7 @@ def _writer_of(buf: bytes | mmap.mmap, position: int) -> int | None:
     return int(writer)
 
 
-def _records_of(buf: bytes | mmap.mmap) -> int | None:
+def _records_of(buf: Buffer) -> int | None:
     """The number of records by the end of the file, or None without a valid end."""
     end = buf[max(len(buf) - END_BYTES, 0) :]
     if len(end) < END_BYTES or crc32(end[:28]) != _U32.unpack_from(end, 28)[0]:
@@ -171,7 +183,7 @@ def _records_of(buf: bytes | mmap.mmap) -> int | None:
 
 
 def _frames(
-    buf: bytes | mmap.mmap,
+    buf: Buffer,
     stop: int,
     name: str,
     position: int,
@@ -197,3 +209,80 @@ def _frames(
         report.append(Damage(name, 0, 0, position, position - 1, reason))
     elif damaged and records is None:
         report.append(Damage(name, 0, 0, position, position - 1, "an unknown number of records is lost"))
+
+
+def state_beside(folder: Path) -> Iterator[list[bytes]]:
+    """The state records as a broker would recover them, beside one that may be running: the newest snapshot, then the
+    changes since.
+
+    The snapshot comes first: it was taken while changes went on, and only what was appended up to its end makes it
+    consistent. So the log is looked at after it, and must still reach back to it."""
+    for _ in range(ATTEMPTS):
+        position, frames, damage = load_snapshot(folder)
+        segments = _segments_from(folder, position)
+        if not segments or segments[0].header.base <= position:
+            break
+    yield from frames
+    if damage:
+        position = 0  # what the snapshot lost may still stand in the log
+        segments = _segments_from(folder, position)
+    for segment in segments:
+        yield from _changes_from(segment, position)
+
+
+class _Segment(NamedTuple):
+    header: SegmentHeader
+    buf: Buffer
+    topics: TopicIndex | None
+
+
+def _segments_from(folder: Path, position: int) -> list[_Segment]:
+    """The segments that may hold changes at or after `position`, oldest first."""
+    if not folder.is_dir():
+        return []
+    paths = sorted(path for path in folder.iterdir() if sequence_of(path.name) is not None)
+    found: list[_Segment] = []
+    for path in reversed(paths):
+        try:
+            # The newest is copied: the broker may cut it, and whoever looks at a mapping of what is gone is killed.
+            buf = path.read_bytes() if path is paths[-1] else _mapped(path)
+        except FileNotFoundError:
+            break  # dropped since, and all before it
+        header = parse_segment_header(buf[:SEGMENT_HEADER_BYTES])
+        if header is None:
+            continue
+        found.append(_Segment(header, buf, _index_of(path, header, len(buf))))
+        if header.base < position:
+            break  # what lies before ends below
+    return found[::-1]
+
+
+def _index_of(path: Path, segment: SegmentHeader, size: int) -> TopicIndex | None:
+    try:
+        index = TopicIndex.load(_mapped(path.with_name(index_name(segment.sequence))))
+    except FileNotFoundError:
+        return None
+    fits = index is not None and index.header.segment_bytes == size and index.header.writer == segment.writer
+    return index if fits else None
+
+
+def _mapped(path: Path) -> Buffer:
+    with path.open("rb") as file:
+        try:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:  # an empty file cannot be mapped
+            return b""
+
+
+def _changes_from(segment: _Segment, position: int) -> Iterator[list[bytes]]:
+    segment_header, buf, index = segment
+    if index is None:
+        for item in scan(buf, SEGMENT_HEADER_BYTES, segment_header.writer, segment_header.base):
+            header = item.header
+            if item.status is Status.VALID and header and header.kind == CHANGES and header.base >= position:
+                yield decode_changes(buf, item.offset)
+        return
+    for offset in index.changes_offsets[bisect_left(index.changes_bases, position) :]:
+        header = parse_header(buf, offset)
+        if header is not None and header.writer == segment_header.writer and check_body(buf, offset, header):
+            yield decode_changes(buf, offset)

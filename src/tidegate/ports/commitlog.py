@@ -56,8 +56,9 @@ class CommitLog(Protocol):
     ) -> None:
         """Read messages from `position` up to `end`; `done` is called on the loop's thread, never within."""
 
-    def position_at_time(self, time_ms: int) -> int:
-        """The first position at or after that time (the end, if there is none yet)."""
+    def position_at_time(self, time_ms: int, found: Callable[[int], None]) -> tuple[int, bool]:
+        """The first position at or after that time (the end, if there is none yet), and True. Where that takes a
+        search: a position that is not behind it, and False; `found` is told the right one, on the loop's thread."""
 
     def state(self) -> Iterator[list[bytes]]:
         """The records of the last snapshot and all changes since, in order; for start-up."""

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import uvloop
 
+from tidegate.adapters.embedded.archive import LakeArchive
 from tidegate.adapters.embedded.commitlog import EmbeddedLog, FileSnapshot
+from tidegate.adapters.embedded.tiered import TieredLog
 from tidegate.broker.core import Broker
 from tidegate.broker.housekeeping import Housekeeping, state_records
 from tidegate.broker.recover import Recovery
@@ -102,15 +104,12 @@ class Server:
     def _start(self, store: SegmentedLog | MemoryLog) -> None:
         segments = store.segments()
         self.clock = Clock(time.monotonic, time.time, segments[-1].last_time_ms if segments else 0)
-        self.log = EmbeddedLog(
-            store,
-            wait_for_disk=self.config.log.durability == "fsync",
-            loop=self.loop,
-            on_failure=self._storage_failed,
-        )
+        self.archive: LakeArchive | None = None
+        self.log = self._tiered(store) if isinstance(store, SegmentedLog) else self._in_memory(store)
         self.broker = Broker(
             self.config,
             self.log,
+            self.archive,
             now_s=self.clock.now_s,
             now_ms=self.clock.now_ms,
             wake=self._wake,
@@ -131,6 +130,17 @@ class Server:
         gc.freeze()
         gc.set_threshold(5_000, 1_000_000, 1_000_000)
         self._second_s = self.clock.now_s
+
+    def _in_memory(self, store: MemoryLog) -> EmbeddedLog:
+        return EmbeddedLog(store, wait_for_disk=False, loop=self.loop, on_failure=self._storage_failed)
+
+    def _tiered(self, store: SegmentedLog) -> TieredLog:
+        self.archive = LakeArchive(self.config.data, lambda: store.end, loop=self.loop, report=report)
+        self.archive.open()
+        wait_for_disk = self.config.log.durability == "fsync"
+        return TieredLog(
+            store, self.archive, wait_for_disk=wait_for_disk, loop=self.loop, on_failure=self._storage_failed
+        )
 
     # ── the loop ──
 
@@ -172,6 +182,8 @@ class Server:
             self.housekeeping.each_second()
             self.sys_topics.each_second(now_s)
             self.log.close_sealed()
+            if self.archive is not None:
+                self.archive.poll()
 
     # ── stopping ──
 

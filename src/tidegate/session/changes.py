@@ -19,18 +19,26 @@ newer snapshot, ends in the same state. Layout, little endian; `str` is u16 leng
                     blob properties, blob payload
     0x0A UNRETAINED str topic
     0x0B GROUP      u32 reader, str name, str pattern
+    0x0C DEAD       u8 reason, u32 attempts, i64 position (-1: it was never stored), i64 time_ms, u8 flags (bits 0 and 1
+                    qos, bit 2 retain), str client, str tenant, str topic, str publisher, str detail,
+                    blob properties, blob payload
+
+A DEAD record is no state: it tells that a message was given up for a client, at `time_ms`. It carries the message,
+which may be gone from the log by the time that somebody looks. A restart passes over it; the pipeline collects them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import IntEnum
 from struct import Struct
+from typing import NamedTuple
 
 from tidegate.errors import CorruptLog
 from tidegate.session.session import StoredWill
 
 SESSION, GONE, SUBSCRIBED, UNSUBSCRIBED, POSITIONS = 1, 2, 3, 4, 5
-INBOUND, RELEASED, FLIGHT, RETAINED, UNRETAINED, GROUP = 6, 7, 8, 9, 10, 11
+INBOUND, RELEASED, FLIGHT, RETAINED, UNRETAINED, GROUP, DEAD = 6, 7, 8, 9, 10, 11, 12
 
 CONNECTED = 1
 NONE_U32 = 0xFFFFFFFF
@@ -43,6 +51,7 @@ _position = Struct("<Iq")
 _pid = Struct("<BIH")
 _flight = Struct("<BIIHBBqq")
 _retained = Struct("<BBqqq")
+_dead = Struct("<BBIqqB")
 
 
 def _str(value: bytes) -> bytes:
@@ -211,3 +220,69 @@ def group(reader: int, name: bytes, pattern: bytes) -> bytes:
 def read_group(record: bytes) -> tuple[int, bytes, bytes]:
     cursor = Cursor(record, _number.size)
     return read_number(record), cursor.str(), cursor.str()
+
+
+class DeadReason(IntEnum):
+    """Why a message was given up."""
+
+    EXPIRED = 1  # its message expiry was over before the client took it
+    TOO_LARGE = 2  # larger than the client takes
+    DELIVERY_FAILED = 3  # sent as often as is allowed, and never acknowledged
+    REJECTED = 4  # the client acknowledged it with an error
+    LOST = 5  # no longer stored, or damaged, when its turn came
+
+
+NEVER_STORED = -1
+_DEAD_QOS, _DEAD_RETAIN = 3, 4
+
+
+class Dead(NamedTuple):
+    """A message that was given up for one client. `reason` is a plain number where it is none that we know."""
+
+    reason: DeadReason | int
+    attempts: int
+    position: int
+    time_ms: int
+    qos: int
+    retain: bool
+    client: bytes
+    tenant: bytes
+    topic: bytes
+    publisher: bytes
+    detail: bytes
+    properties: bytes
+    payload: bytes
+
+    @property
+    def reason_name(self) -> str:
+        return self.reason.name.lower() if isinstance(self.reason, DeadReason) else f"reason {self.reason}"
+
+
+_DEAD_REASONS = {int(reason): reason for reason in DeadReason}
+
+
+def dead(letter: Dead) -> bytes:
+    flags = letter.qos | (_DEAD_RETAIN if letter.retain else 0)
+    head = _dead.pack(DEAD, letter.reason, letter.attempts, letter.position, letter.time_ms, flags)
+    names = (letter.client, letter.tenant, letter.topic, letter.publisher, letter.detail)
+    return head + b"".join(map(_str, names)) + _blob(letter.properties) + _blob(letter.payload)
+
+
+def read_dead(record: bytes) -> Dead:
+    _, reason, attempts, position, time_ms, flags = _dead.unpack_from(record)
+    cursor = Cursor(record, _dead.size)
+    return Dead(
+        _DEAD_REASONS.get(reason, reason),
+        attempts,
+        position,
+        time_ms,
+        flags & _DEAD_QOS,
+        bool(flags & _DEAD_RETAIN),
+        cursor.str(),
+        cursor.str(),
+        cursor.str(),
+        cursor.str(),
+        cursor.str(),
+        cursor.blob(),
+        cursor.blob(),
+    )

@@ -144,8 +144,8 @@ class EmbeddedLog:
 
         self._worker.submit(work)
 
-    def position_at_time(self, time_ms: int) -> int:
-        return self._store.position_at_time(time_ms)
+    def position_at_time(self, time_ms: int, found: Callable[[int], None]) -> tuple[int, bool]:
+        return self._store.position_at_time(time_ms), True
 
     # ── state ──
 

@@ -1,0 +1,277 @@
+"""The archive port on two things that the pipeline leaves in the data folder: a note to the broker, and the lake.
+
+    <data>/pipeline/to-broker.json    replaced as a whole whenever there is news:
+        version             1
+        archived_segment    sequence number of the first segment that is not yet in the lake as a whole, durably
+        archived_position   all messages below it are there
+        lake                the lake's folder; its table `messages` is read
+        verdicts            the newest of what the pipeline found out about clients, each with
+                            id, rule, client, time and whatever else it has to say
+
+The note is looked at once a second on a thread of asyncio's. The lake is read on a thread of its own, so that neither
+the loop nor reads from the hot log ever wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from tidegate.adapters.embedded.lake import Lake, Listing
+from tidegate.errors import StorageError
+from tidegate.limits import ARCHIVE_NOTE_BYTES_MAX, VERDICTS_MAX
+from tidegate.log.index import Wanted
+from tidegate.log.reading import Read
+from tidegate.ports.archive import Archived, Verdict
+
+LISTING_AGE_S = 60.0
+"""How long the lake's lowest position may be out of date; nothing else waits for it."""
+RETRY_S = 1.0
+"""A read that failed for a reason that may pass is tried again after this."""
+CLOSE_S = 5.0
+"""How long a stop waits for the read that is under way."""
+
+Report = Callable[[str, Mapping[str, object]], None]
+Signature = tuple[int, int, int]
+
+
+class Note(NamedTuple):
+    """`to-broker.json`."""
+
+    segment: int
+    position: int
+    lake: Path
+    verdicts: tuple[Verdict, ...]
+
+
+class LakeArchive:
+    """`log_end` tells where the log ends: a note that speaks of more belongs to another log."""
+
+    def __init__(
+        self, data: Path, log_end: Callable[[], int], *, loop: asyncio.AbstractEventLoop, report: Report
+    ) -> None:
+        self.messages_read = 0
+        self._data = data
+        self._log_end = log_end
+        self._path = data / "pipeline" / "to-broker.json"
+        self._loop = loop
+        self._report = report
+        self._signature: Signature | None = None  # of the file as last read
+        self._note: Note | None = None
+        self._lake: Lake | None = None
+        self._listing: Listing | None = None  # None: the lake has not been read, or cannot be
+        self._listed_s = 0.0
+        self._looking = self._refreshing = False
+        self._said: dict[str, str] = {}  # event → the last thing reported of it
+        self._closed = False
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        # A daemon: a file system that does not answer must not keep the broker from stopping.
+        self._worker = threading.Thread(target=self._work_forever, name="tidegate-lake", daemon=True)
+        self._worker.start()
+
+    @property
+    def archived(self) -> Archived | None:
+        note, listing = self._note, self._listing
+        if note is None:
+            return None
+        known = listing is not None and not listing.outgrown(note.position)
+        return Archived(note.segment, note.position, listing.floor if listing and known else None, note.verdicts)
+
+    @property
+    def damaged(self) -> int:
+        return sum(self._lake.lost.copy().values()) if self._lake is not None else 0
+
+    # ── the note ──
+
+    def open(self) -> None:
+        """Look for the first time, before anybody is served."""
+        self._signature, note = self._look()
+        self._take(note)
+        lake = self._lake
+        if lake is not None and note is not None:
+            self._refreshed(lake, _refresh(lake, note.position))
+
+    def poll(self) -> None:
+        """Look for news; called about once a second."""
+        if not self._looking:
+            self._looking = True
+            self._loop.run_in_executor(None, self._poll)
+
+    def _poll(self) -> None:
+        try:
+            signature, note = self._look()
+        except Exception as error:
+            self._call(self._tell, "archive.unreadable", str(error))
+            self._call(self._looked, self._signature, self._note)
+        else:
+            self._call(self._looked, signature, note)
+
+    def _looked(self, signature: Signature | None, note: Note | None) -> None:
+        self._looking = False
+        self._signature = signature
+        if note is not self._note:
+            self._take(note)
+        if note is None or self._lake is None or self._refreshing:
+            return
+        aged = self._loop.time() - self._listed_s > LISTING_AGE_S
+        if aged or self._listing is None or self._listing.outgrown(note.position):
+            lake, position = self._lake, note.position
+            self._refreshing = True
+            self._work.put(lambda: self._call(self._refreshed, lake, _refresh(lake, position)))
+
+    def _look(self) -> tuple[Signature | None, Note | None]:
+        """What the file says; what it said before if it cannot be understood."""
+        try:
+            found = self._path.stat()
+            signature = found.st_mtime_ns, found.st_ino, found.st_size
+            if signature == self._signature:
+                return signature, self._note
+            with self._path.open("rb") as file:
+                content = file.read(ARCHIVE_NOTE_BYTES_MAX + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return None, None
+        try:
+            note = _parse(content, self._data)
+            if note.position > self._log_end():
+                raise ValueError(f"archived_position is {note.position}, which this log has not reached")
+            return signature, note
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            why = f"{type(error).__name__}: {error}"
+            self._call(self._report, "archive.malformed", {"file": self._path, "why": why})
+            return signature, self._note
+
+    def _take(self, note: Note | None) -> None:
+        self._note = note
+        folder = note.lake / "messages" if note is not None else None
+        if folder != (self._lake.folder if self._lake is not None else None):
+            self._lake = Lake(folder, self._lake_reports) if folder is not None else None
+            self._listing = None
+
+    def _refreshed(self, lake: Lake, failure: str) -> None:
+        self._refreshing = False
+        if lake is not self._lake:
+            return
+        if not failure:
+            self._listing = lake.listing
+            self._listed_s = self._loop.time()
+        elif self._note is not None and self._note.position:  # else there may be no table yet
+            self._tell("lake.unreadable", failure)
+
+    # ── the lake ──
+
+    def read(
+        self, position: int, end: int, bytes_max: int, wanted: Wanted | None, done: Callable[[Read], None]
+    ) -> None:
+        lake, note = self._lake, self._note
+        if lake is None or note is None:
+            self._loop.call_soon(done, Read([], position, 0))  # it was there a moment ago: the caller compares again
+            return
+
+        def work() -> None:
+            try:
+                found = lake.read(position, end, bytes_max, wanted, note.position)
+            except Exception as error:
+                # Not the content's fault, so it is not given up: the reader stays where it is.
+                self._call(self._later, "lake.unreadable", error, done, Read([], position, 0))
+            else:
+                self._call(self._found, lake, lake.listing, found, done)
+
+        self._work.put(work)
+
+    def _found(self, lake: Lake, listing: Listing, found: Read, done: Callable[[Read], None]) -> None:
+        if lake is self._lake:
+            self._listing = listing
+        self.messages_read += sum([run.count for run in found.runs])
+        done(found)
+
+    def before(self, time_ms: int) -> int | None:
+        file = next(self._listing.since(time_ms), None) if self._listing is not None else None
+        return None if file is None else file.first
+
+    def seek(self, time_ms: int, done: Callable[[int | None], None]) -> None:
+        lake = self._lake
+
+        def work() -> None:
+            try:
+                found = lake.position_at_time(time_ms) if lake is not None else None
+            except Exception as error:
+                self._call(self._later, "lake.unreadable", error, lambda _: self.seek(time_ms, done), None)
+            else:
+                self._call(done, found)
+
+        self._work.put(work)
+
+    def _later(self, event: str, error: Exception, function: Callable[[Any], None], argument: object) -> None:
+        self._tell(event, str(error))
+        self._loop.call_later(RETRY_S, function, argument)
+
+    # ── the rest ──
+
+    def _work_forever(self) -> None:
+        while not self._closed:
+            self._work.get()()
+
+    def close(self) -> None:
+        self._closed = True
+        self._work.put(lambda: None)
+        self._worker.join(CLOSE_S)
+
+    def _tell(self, event: str, why: str) -> None:
+        """Report what is wrong, once for as long as it stays the same."""
+        if self._said.get(event) != why:
+            self._said[event] = why
+            self._report(event, {"why": why})
+
+    def _lake_reports(self, event: str, fields: Mapping[str, object]) -> None:
+        self._call(self._report, event, fields)
+
+    def _call(self, function: Callable[..., object], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+
+def _refresh(lake: Lake, archived: int) -> str:
+    """Read the table's log; why that was not possible, if it was not."""
+    try:
+        lake.refresh(archived)
+    except StorageError as error:
+        return str(error)
+    return ""
+
+
+def _parse(content: bytes, data: Path) -> Note:
+    """Raises ValueError, TypeError or KeyError for what is not such a note."""
+    if len(content) > ARCHIVE_NOTE_BYTES_MAX:
+        raise ValueError(f"it is larger than {ARCHIVE_NOTE_BYTES_MAX} bytes")
+    said = json.loads(content)
+    if said["version"] != 1:
+        raise ValueError(f"its version is {said['version']!r}; this broker knows 1")
+    segment, position = _count(said, "archived_segment"), _count(said, "archived_position")
+    verdicts = sorted(said["verdicts"], key=lambda verdict: _text(verdict, "time"))[-VERDICTS_MAX:]
+    return Note(segment, position, data / _text(said, "lake"), tuple(map(_verdict, verdicts)))
+
+
+def _verdict(said: dict[str, Any]) -> Verdict:
+    told = json.dumps(said, ensure_ascii=False).encode("utf-8", "replace")
+    return Verdict(_text(said, "id"), _text(said, "rule"), _text(said, "client"), told)
+
+
+def _count(said: dict[str, Any], name: str) -> int:
+    value = said[name]
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} is {value!r}, not a number that counts")
+    return value
+
+
+def _text(said: dict[str, Any], name: str) -> str:
+    value = said[name]
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}, not text")
+    return value

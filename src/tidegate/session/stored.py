@@ -1,0 +1,151 @@
+"""The sessions that a stretch of state records describes: what a recovering broker would know of them, as plain facts.
+
+For whoever looks at the state beside a running broker. Wills, retained messages and packets received are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from struct import error as StructError
+from typing import NamedTuple
+
+from tidegate.errors import CorruptLog
+from tidegate.session import changes
+from tidegate.session.flights import State
+from tidegate.session.session import NEVER
+
+SHARED = b"$share/"
+
+
+class StoredSubscription(NamedTuple):
+    qos: int
+    no_local: bool
+    since: int  # what was published before does not belong to it
+    reader: int  # 0: the session's own; else of a `$replay` subscription or of a shared group
+
+
+class StoredFlight(NamedTuple):
+    """A message that the client has begun to take, and whose packet id is remembered. Reader 0: a retained one."""
+
+    reader: int
+    qos: int
+    state: State
+    position: int
+
+    @property
+    def to_come(self) -> bool:
+        """Whether the client gets the message again; if not, it only has to let go of the packet id."""
+        return self.state is State.SENT
+
+
+@dataclass(slots=True)
+class StoredSession:
+    number: int
+    client_id: bytes
+    tenant: bytes
+    connected: bool = False
+    version: int = 0  # 0: it was not connected since the snapshot
+    expiry_s: int = 0
+    away_since_ms: int = 0
+    subscriptions: dict[bytes, StoredSubscription] = field(default_factory=dict)  # by filter, as the client wrote it
+    flights: dict[int, StoredFlight] = field(default_factory=dict)  # by packet id
+
+    @property
+    def persistent(self) -> bool:
+        return self.expiry_s > 0
+
+    def expired(self, now_ms: int) -> bool:
+        """Whether it was away for too long; it ends when the broker notices."""
+        if self.connected or self.expiry_s == NEVER:
+            return False
+        return now_ms - self.away_since_ms >= self.expiry_s * 1000
+
+
+class StoredState:
+    """Records are applied in order, and the last one about a thing counts."""
+
+    def __init__(self, frames: Iterable[list[bytes]] = ()) -> None:
+        self.sessions: dict[int, StoredSession] = {}
+        self.positions: dict[int, int] = {}  # by reader; a session's own reader has the session's number
+        self.done: dict[int, set[int]] = {}  # by reader: what is finished, though it lies above the position
+        self.unreadable = 0
+        self._by_client: dict[bytes, int] = {}
+        for records in frames:
+            for record in records:
+                self.apply(record)
+
+    def position(self, session: StoredSession) -> int:
+        """Everything before it is acknowledged, by whichever of the session's own readers is furthest behind."""
+        own = [s.reader for filter, s in session.subscriptions.items() if s.reader and not filter.startswith(SHARED)]
+        return min(self.positions[reader] for reader in (session.number, *own) if reader in self.positions)
+
+    def apply(self, record: bytes) -> None:
+        try:
+            self._apply(record)
+        except (IndexError, ValueError, StructError, CorruptLog):
+            self.unreadable += 1  # `tidegate log verify` is for damage
+
+    def _apply(self, record: bytes) -> None:
+        kind = record[0]
+        if kind == changes.POSITIONS:
+            self.positions.update(changes.read_positions(record))
+        elif kind == changes.FLIGHT:
+            self._flight(record)
+        elif kind == changes.SESSION:
+            self._session(record)
+        elif kind == changes.SUBSCRIBED:
+            number, options, _, since, reader, filter = changes.read_subscribed(record)
+            if number in self.sessions:
+                subscriptions = self.sessions[number].subscriptions
+                subscriptions.pop(filter, None)  # the newest is the last
+                subscriptions[filter] = StoredSubscription(options & 3, bool(options & 4), since, reader)
+        elif kind == changes.UNSUBSCRIBED:
+            number, filter = changes.read_unsubscribed(record)
+            if number in self.sessions:
+                self.sessions[number].subscriptions.pop(filter, None)
+        elif kind == changes.GONE:
+            self._forget(changes.read_number(record))
+
+    def _session(self, record: bytes) -> None:
+        facts = changes.read_session(record)
+        number, connected, version, expiry_s, away_since_ms, position, client_id, tenant, _ = facts
+        session = self.sessions.get(number)
+        if session is None:
+            older = self._by_client.get(client_id)
+            if older is not None:
+                self._forget(older)
+            session = self.sessions[number] = StoredSession(number, client_id, tenant)
+            self._by_client[client_id] = number
+        session.connected, session.expiry_s, session.away_since_ms = connected, expiry_s, away_since_ms
+        session.version = version or session.version
+        self.positions[number] = position
+
+    def _forget(self, number: int) -> None:
+        """A session ended, or a group."""
+        session = self.sessions.pop(number, None)
+        self.positions.pop(number, None)
+        self.done.pop(number, None)
+        if session is None:
+            return
+        if self._by_client.get(session.client_id) == number:
+            del self._by_client[session.client_id]
+        for flight in session.flights.values():
+            if flight.reader != number and flight.reader:
+                self.done.setdefault(flight.reader, set()).add(flight.position)  # of a group: nobody else gets it
+
+    def _flight(self, record: bytes) -> None:
+        number, reader, pid, qos, state, position, floor = changes.read_flight(record)
+        if reader:
+            self.positions[reader] = floor
+        session = self.sessions.get(number)
+        if state == State.DONE:
+            if session is not None:
+                session.flights.pop(pid, None)
+            if reader:
+                done = self.done.setdefault(reader, set())
+                done.add(position)
+                if len(done) % 4096 == 0:
+                    self.done[reader] = {each for each in done if each >= floor}
+        elif session is not None:
+            session.flights[pid] = StoredFlight(reader, qos, State(state), position)

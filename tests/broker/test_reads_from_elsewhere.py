@@ -1,0 +1,105 @@
+"""A log whose older part lies elsewhere may answer late, piece by piece, or with a hole: what was in flight is sent
+again all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from simulated import SimulatedBroker, SimulatedClient, SimulatedLog
+
+from tidegate.log.index import Wanted
+from tidegate.log.reading import Read
+from tidegate.log.run import Run
+from tidegate.wire import FilterRequest, Puback, Publish, Subscribe, encode
+
+KEPT: dict[str, Any] = {"clean": False, "session_expiry": 1000}
+COUNT = 10
+
+
+class Elsewhere(SimulatedLog):
+    """`change` may alter what a read finds."""
+
+    def __init__(self) -> None:
+        super().__init__(late=False)
+        self.change: Callable[[int, Read], Read] = lambda position, read: read
+
+    def read(
+        self, position: int, end: int, bytes_max: int, wanted: Wanted | None, done: Callable[[Read], None]
+    ) -> None:
+        super().read(position, end, bytes_max, wanted, lambda read: done(self.change(position, read)))
+
+
+def in_flight(qos: int) -> tuple[SimulatedBroker, Elsewhere, list[Publish]]:
+    """A client that has been sent messages of one run, and went away without a word."""
+    log = Elsewhere()
+    simulated = SimulatedBroker(log, tail_bytes=1)
+    client = simulated.client("s", 5, **KEPT)
+    client.send(Subscribe(1, (FilterRequest(b"t", qos),)))
+    simulated.rest()
+    client.received()
+    publisher = simulated.client("publisher")
+    packets = [Publish(b"t", b"%d" % i, 1, packet_id=i + 1) for i in range(COUNT)]
+    publisher.send_bytes(b"".join(encode(packet, 4) for packet in packets))
+    simulated.rest()
+    publisher.send(Publish(b"other", b"", 1, packet_id=99))  # so that they are not in memory any more
+    simulated.rest()
+    sent = client.only(Publish)
+    assert len(sent) == COUNT
+    client.drop()
+    simulated.rest()
+    return simulated, log, sent
+
+
+def back(simulated: SimulatedBroker) -> SimulatedClient:
+    client = SimulatedClient(simulated, 5)
+    client.connect("s", **KEPT)
+    return client
+
+
+def pieces(run: Run, size: int) -> list[Run]:
+    return [
+        Run(run.topic, run.publisher, run.tenant, run.flags, run.payloads[i : i + size], base=run.base + i)
+        for i in range(0, run.count, size)
+    ]
+
+
+@pytest.mark.req("S1.22")
+@pytest.mark.parametrize("size", [1, 3, 9])
+def test_a_run_that_comes_in_pieces_is_sent_again_as_a_whole(size):
+    simulated, log, sent = in_flight(1)
+    log.change = lambda position, read: read._replace(runs=[p for run in read.runs for p in pieces(run, size)])
+    client = back(simulated)
+    simulated.rest()
+    again = client.only(Publish)
+    assert [(m.payload, m.packet_id, m.dup) for m in again] == [(m.payload, m.packet_id, True) for m in sent]
+    client.send(*[Puback(message.packet_id) for message in again])
+    simulated.rest()
+    assert not client.only(Publish)
+
+
+@pytest.mark.req("S1.22", "S3.14")
+def test_only_what_is_gone_is_given_up():
+    simulated, log, _ = in_flight(1)
+
+    def with_a_hole(position: int, read: Read) -> Read:
+        left = [p for run in read.runs for p in pieces(run, 1) if p.payloads[0] not in (b"3", b"4")]
+        return read._replace(runs=left)
+
+    log.change = with_a_hole
+    client = back(simulated)
+    simulated.rest()
+    assert [m.payload for m in client.only(Publish)] == [b"0", b"1", b"2", b"5", b"6", b"7", b"8", b"9"]
+    assert simulated.broker.counters.dropped["no longer stored"] == 2
+
+
+@pytest.mark.req("S1.22")
+def test_what_cannot_be_read_for_the_moment_is_asked_for_again():
+    simulated, log, sent = in_flight(1)
+    refusals = iter([True, True, True])
+    log.change = lambda position, read: Read([], position, 0) if next(refusals, False) else read
+    client = back(simulated)
+    simulated.rest()
+    assert [m.packet_id for m in client.only(Publish)] == [m.packet_id for m in sent]
+    assert not simulated.broker.counters.dropped.total()
