@@ -59,6 +59,7 @@ class Running:
     host: str
     port: int
     pid: int | None
+    data: Path | None = None
 
     def cpu_s(self) -> float | None:
         """CPU seconds of the broker's process tree so far; None where the pid is unknown."""
@@ -217,8 +218,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def start(peer: Peer, data_root: Path, durability: str) -> Iterator[Running]:
-    """Run the broker on an empty data folder for the duration of the `with`; the folder is deleted after."""
+def start(
+    peer: Peer, data_root: Path, durability: str, fill: Callable[[Path], None] | None = None
+) -> Iterator[Running]:
+    """Run the broker on a data folder of its own for the duration of the `with`; the folder is deleted after. It is
+    empty, unless `fill` puts something there."""
     if peer.command is None:
         assert peer.address is not None
         yield Running(peer.name, *peer.address, peer.pid)
@@ -229,6 +233,8 @@ def start(peer: Peer, data_root: Path, durability: str) -> Iterator[Running]:
         if os.geteuid() == 0:
             # Started by root, mosquitto drops to a user of its own, who must still read its configuration.
             place.data.chmod(0o755)
+        if fill is not None:
+            fill(place.data)
         log = place.data / "broker.log"
         with log.open("wb") as sink:
             try:
@@ -238,7 +244,7 @@ def start(peer: Peer, data_root: Path, durability: str) -> Iterator[Running]:
                 raise BrokerError(f"{peer.name}: {error}") from error
         try:
             _wait_ready(peer.name, place.port, process, log)
-            yield Running(peer.name, "127.0.0.1", place.port, process.pid)
+            yield Running(peer.name, "127.0.0.1", place.port, process.pid, place.data)
         finally:
             _stop(process)
 

@@ -6,12 +6,12 @@ import json
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from brokers import Peer, machine_cpu_s, start
-from scenarios import Contender, Scenario
+from brokers import Peer, Running, machine_cpu_s, start
+from scenarios import Contender, Load, Scenario
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "mqttload.c"
@@ -49,16 +49,21 @@ class Measurement:
 
 
 def build_generator() -> None:
-    if PROGRAM.exists() and PROGRAM.stat().st_mtime >= SOURCE.stat().st_mtime:
+    build(SOURCE, PROGRAM)
+
+
+def build(source: Path, program: Path) -> None:
+    if program.exists() and program.stat().st_mtime >= source.stat().st_mtime:
         return
+    program.parent.mkdir(parents=True, exist_ok=True)
     try:
         done = subprocess.run(
-            ["cc", "-O2", "-o", str(PROGRAM), str(SOURCE)], capture_output=True, text=True, check=False
+            ["cc", "-O2", "-o", str(program), str(source)], capture_output=True, text=True, check=False
         )
     except FileNotFoundError as error:
         raise MeasurementError("no C compiler: apt-get install gcc libc6-dev") from error
     if done.returncode:
-        raise MeasurementError(f"cannot compile {SOURCE.name}:\n{done.stderr}")
+        raise MeasurementError(f"cannot compile {source.name}:\n{done.stderr}")
 
 
 def wait_for_quiet(patience_s: float) -> None:
@@ -75,24 +80,44 @@ def measure(
     peer: Peer, contender: Contender, scenario: Scenario, data_root: Path, seconds: float, warmup_s: float
 ) -> Measurement:
     with start(peer, data_root, contender.durability) as broker:
-        command = [
-            str(PROGRAM), "--host", broker.host, "--port", str(broker.port),
-            "--version", str(contender.mqtt_version), "--seconds", str(seconds), "--warmup", str(warmup_s),
-            *scenario.load.arguments(),
-        ]  # fmt: skip
-        cpu_at: dict[str, tuple[float | None, float]] = {}
-        complaints: list[str] = []
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as load:
-            assert load.stdout is not None and load.stderr is not None
+        return run_load(broker, contender.mqtt_version, scenario.load, seconds, warmup_s)
+
+
+def run_load(
+    broker: Running,
+    mqtt_version: int,
+    load: Load,
+    seconds: float,
+    warmup_s: float,
+    on_event: Callable[[str], None] | None = None,
+) -> Measurement:
+    """One run of mqttload against a broker that runs. `on_event` hears of the begin and the end of the measured
+    window as they happen."""
+    command = [
+        str(PROGRAM), "--host", broker.host, "--port", str(broker.port),
+        "--version", str(mqtt_version), "--seconds", str(seconds), "--warmup", str(warmup_s),
+        *load.arguments(),
+    ]  # fmt: skip
+    cpu_at: dict[str, tuple[float | None, float]] = {}
+    complaints: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        try:
             # The generator bounds its own time, so this loop ends; its one line of output fits the pipe.
-            for line in load.stderr:
+            for line in process.stderr:
                 if line.startswith("event "):
-                    cpu_at[line.split()[1]] = (broker.cpu_s(), machine_cpu_s())
+                    name = line.split()[1]
+                    cpu_at[name] = (broker.cpu_s(), machine_cpu_s())
+                    if on_event is not None:
+                        on_event(name)
                 else:
                     complaints.append(line.strip())
-            output = load.stdout.read()
-        if load.returncode not in (0, EXIT_LOST):
-            raise MeasurementError("; ".join(complaints) or f"mqttload ended with code {load.returncode}")
+            output = process.stdout.read()
+        except BaseException:
+            process.kill()  # else leaving the `with` would wait for its end
+            raise
+    if process.returncode not in (0, EXIT_LOST):
+        raise MeasurementError("; ".join(complaints) or f"mqttload ended with code {process.returncode}")
     return _measurement(json.loads(output), cpu_at["measure-start"], cpu_at["measure-end"])
 
 

@@ -12,7 +12,7 @@ from simulated import SimulatedBroker, SimulatedClient, SimulatedLog
 from tidegate.log.index import Wanted
 from tidegate.log.reading import Read
 from tidegate.log.run import Run
-from tidegate.wire import FilterRequest, Puback, Publish, Subscribe, encode
+from tidegate.wire import FilterRequest, Puback, Publish, Subscribe, Unsubscribe, encode
 
 KEPT: dict[str, Any] = {"clean": False, "session_expiry": 1000}
 COUNT = 10
@@ -103,3 +103,68 @@ def test_what_cannot_be_read_for_the_moment_is_asked_for_again():
     simulated.rest()
     assert [m.packet_id for m in client.only(Publish)] == [m.packet_id for m in sent]
     assert not simulated.broker.counters.dropped.total()
+
+
+# ── a time that has to be searched for ──
+
+
+class Searching(Elsewhere):
+    """Knows a time's place only when the test says so."""
+
+    def position_at_time(self, time_ms: int, found: Callable[[int], None]) -> tuple[int, bool]:
+        self.found = found
+        return 0, False
+
+
+def replaying(filter: bytes = b"$replay/2020-01-01T00:00:00Z/t") -> tuple[SimulatedBroker, Searching, SimulatedClient]:
+    log = Searching()
+    simulated = SimulatedBroker(log, tail_bytes=1)
+    publisher = simulated.client("publisher")
+    publisher.send_bytes(b"".join(encode(Publish(b"t", b"%d" % i, 1, packet_id=i + 1), 4) for i in range(COUNT)))
+    simulated.rest()
+    publisher.send(Publish(b"other", b"", 1, packet_id=99))
+    simulated.rest()
+    client = simulated.client("s", 5, **KEPT)
+    client.send(Subscribe(1, (FilterRequest(filter, 1),)))
+    simulated.rest()
+    return simulated, log, client
+
+
+@pytest.mark.req("S3.12")
+def test_a_replay_waits_until_its_place_is_found():
+    simulated, log, client = replaying()
+    assert not client.only(Publish)
+    log.found(7)
+    simulated.rest()
+    assert [m.payload for m in client.only(Publish)] == [b"7", b"8", b"9"]
+
+
+@pytest.mark.req("S3.12")
+def test_a_place_that_is_found_after_a_reconnection_still_counts():
+    simulated, log, client = replaying()
+    client.drop()
+    again = back(simulated)
+    simulated.rest()
+    assert not again.only(Publish)
+    log.found(7)
+    simulated.rest()
+    assert [m.payload for m in again.only(Publish)] == [b"7", b"8", b"9"]
+
+
+@pytest.mark.req("S3.12")
+def test_a_place_that_is_found_after_unsubscribing_does_nothing():
+    simulated, log, client = replaying()
+    client.send(Unsubscribe(2, (b"$replay/2020-01-01T00:00:00Z/t",)))
+    simulated.rest()
+    log.found(7)
+    simulated.rest()
+    assert not client.only(Publish)
+    assert not simulated.broker.moved
+
+
+@pytest.mark.req("S3.12")
+def test_after_a_crash_before_its_place_was_found_a_replay_brings_rather_more_than_less():
+    simulated, _, _ = replaying()
+    simulated.crash()
+    again = simulated.client("s", 5, **KEPT)
+    assert [m.payload for m in again.only(Publish)] == [b"%d" % i for i in range(COUNT)]

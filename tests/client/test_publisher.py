@@ -65,10 +65,10 @@ def test_each_message_keeps_what_is_its_own(broker: BrokerProcess) -> None:
 
 def test_packet_ids_go_round(broker: BrokerProcess) -> None:
     """Nobody subscribes here, so every PUBACK says so."""
-    count = 150_000
+    count, batch = 72_000, 24_000
     with BulkPublisher(port=broker.port) as publisher:
-        for start in range(0, count, 30_000):
-            publisher.publish([b"round"] * 30_000, numbered(count)[start : start + 30_000])
+        for start in range(0, count, batch):
+            publisher.publish([b"round"] * batch, numbered(count)[start : start + batch])
     with RawClient(broker.port, 5) as client:
         client.connect("reader")
         client.subscribe("$replay/earliest/round", qos=0)
@@ -128,7 +128,7 @@ def test_a_refused_connection() -> None:
 @pytest.mark.attack("C11")
 def test_a_killed_broker_that_comes_back_has_every_message(start_broker: Callable[..., BrokerProcess]) -> None:
     broker = start_broker()
-    count, batch = 60_000, 2000
+    count, batch = 40_000, 2000
     killed = threading.Event()
 
     def kill_and_start() -> None:
@@ -141,7 +141,7 @@ def test_a_killed_broker_that_comes_back_has_every_message(start_broker: Callabl
     with BulkPublisher(port=broker.port, client_id="bulk") as publisher:
         for start in range(0, count, batch):
             publisher.publish([b"t"] * batch, numbered(count)[start : start + batch])
-            if start == 10 * batch:
+            if start == 5 * batch:
                 killed.set()
     other.join()
     with RawClient(broker.port, 5) as client:

@@ -29,6 +29,7 @@ def blocks() -> list[tuple[int, str]]:
     return [(text.count("\n", 0, match.start(1)), match[1]) for match in found]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.req("P.2")
 def test_every_example_runs(
     spark: SparkSession, start_broker: Callable[..., BrokerProcess], capsys: pytest.CaptureFixture[str]

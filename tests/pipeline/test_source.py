@@ -469,6 +469,7 @@ query.awaitTermination()
 """
 
 
+@pytest.mark.timeout(300)  # it starts a driver of its own
 @pytest.mark.req("P.2")
 @pytest.mark.attack("C11")
 def test_a_query_that_is_killed_goes_on_where_it_was(

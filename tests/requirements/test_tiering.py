@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -571,3 +573,24 @@ def test_a_client_id_that_is_no_topic_level_is_made_one(small):
     levels = [message.topic.removeprefix(b"$SYS/broker/abuse/topics/").decode() for message in got]
     assert levels == ["a%2Fb", "%2B", "%23", "c%00d%0A", "50%25", "gerät", "", "%3F", "x" * 1024]
     assert broker.alive
+
+
+# ── the pipeline itself ──
+
+
+@pytest.mark.timeout(400)
+def test_what_the_pipeline_has_archived_is_read_back(small):
+    """With Spark, once: all other tests here fill the lake by themselves."""
+    broker, _ = small()
+    sub = attach_kept(broker, "s")
+    sub.subscribe("a/#", qos=1)
+    sub.disconnect()
+    fill(broker, 0, 4000)
+    command = [sys.executable, "-m", "tidegate.cli", "pipeline", "run", "--once", "--data", str(broker.data)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=350, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    seam_behind(broker, 1000)
+    fill(broker, 4000, 100)
+    back = attach_kept(broker, "s")
+    assert [number(back.message()) for _ in range(4100)] == list(range(4100))
+    assert int(sys_values(broker)["archive/messages/read"]) > 1000

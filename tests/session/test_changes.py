@@ -50,6 +50,11 @@ RECORDS = st.one_of(
     ),
     written(changes.unretained, lambda r: (changes.read_unretained(r),), text),
     written(changes.group, changes.read_group, u32, text, text),
+    written(
+        lambda *values: changes.dead(changes.Dead(*values)), lambda r: tuple(changes.read_dead(r)),
+        st.sampled_from(list(changes.DeadReason)) | st.integers(100, 255), u32, i64, i64, qos, st.booleans(),
+        text, text, text, text, text, blob, blob,
+    ),
 )  # fmt: skip
 
 
@@ -77,8 +82,9 @@ def test_every_kind_has_its_own_first_byte():
     kinds = [
         changes.SESSION, changes.GONE, changes.SUBSCRIBED, changes.UNSUBSCRIBED, changes.POSITIONS, changes.INBOUND,
         changes.RELEASED, changes.FLIGHT, changes.RETAINED, changes.UNRETAINED, changes.GROUP,
+        changes.DEAD,
     ]  # fmt: skip
-    assert sorted(set(kinds)) == list(range(1, 12))
+    assert sorted(set(kinds)) == list(range(1, 13))
 
 
 def test_the_layout_is_the_documented_one():
@@ -94,3 +100,8 @@ def test_the_layout_is_the_documented_one():
     )
     assert changes.unretained(b"t") == bytes.fromhex("0a 0100 74")
     assert changes.group(3, b"g", b"#") == bytes.fromhex("0b 03000000 0100 67 0100 23")
+    letter = changes.Dead(changes.DeadReason.REJECTED, 2, 3, 4, 1, True, b"c", b"", b"t", b"p", b"why", b"", b"x")
+    assert changes.dead(letter) == bytes.fromhex(
+        "0c 04 02000000 0300000000000000 0400000000000000 05 0100 63 0000 0100 74 0100 70 0300 776879"
+        "00000000 01000000 78"
+    )

@@ -152,7 +152,9 @@ class Driver:
         while not self.stopping.wait(STATUS_S):
             self._book.write()
             if not _alive(context):
-                self._lost_spark("its process is gone")
+                self._give_up("Spark has ended: its process is gone")
+            if not all(thread.is_alive() for thread in threads):
+                self._give_up("a thread has ended that should not")
         for thread in threads:
             thread.join()
         self._end(context)
@@ -221,15 +223,15 @@ class Driver:
 
     def _failed(self, context: Context, name: str, error: Exception) -> None:
         if not _alive(context):
-            self._lost_spark(_brief(error))
+            self._give_up(f"Spark has ended: {_brief(error)}")
         pause_s = self._pauses[name] = min(2 * self._pauses.get(name, RETRY_MIN_S / 2), RETRY_MAX_S)
         log.warning("pipeline.failed job=%s retry_s=%s error=%s", name, pause_s, _brief(error), exc_info=error)
         self._book.failed(name, _brief(error), pause_s)
 
-    def _lost_spark(self, why: str) -> None:
-        if self._gone is None:
-            self._gone = f"Spark has ended: {why}"
-            log.error("pipeline.spark_gone error=%s", why)
+    def _give_up(self, why: str) -> None:
+        if self._gone is None and not self.stopping.is_set():
+            self._gone = why
+            log.error("pipeline.gives_up error=%s", why)
         self.stopping.set()
 
     def _set_damaged_aside(self, context: Context, job: str, error: Exception) -> bool:
