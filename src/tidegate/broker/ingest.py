@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidegate.delivery.encode import KEY_V4_QOS0, KEY_V4_QOS1, KEY_V5_QOS0, KEY_V5_QOS1
+from tidegate.delivery.routes import Route
 from tidegate.errors import MalformedPacket, ProtocolViolation, Refused
 from tidegate.limits import CONNECT_BYTES_MAX, TICK_BYTES_MAX
 from tidegate.log.run import Run
@@ -117,6 +118,14 @@ def _publishes_qos1(broker: Broker, link: Link, data: bytes, pos: int, end: int)
         if route is None:
             return pos
     prefix = data[body:pid_at]  # the topic with its length, as the packets of the run repeat it
+    if not (data.startswith(prefix, after + 2) or data.startswith(prefix, after + 3)):
+        # The next message is for another topic: many devices on one connection, a bridge, a replay.
+        pid, content = data[pid_at : pid_at + 2], data[pid_at + 2 : after]
+        run = Run(topic, link.client_id, broker.tenant, 1, [content[1:] if v5 else content])
+        run.variants = {KEY_V5_QOS1 if v5 else KEY_V4_QOS1: [data[pos:pid_at], pid, content]}
+        _take_qos1(broker, link, run, route, [pid])
+        broker.pending_bytes += after - pos
+        return after
     prefix_length = pid_at - body
     began = pos
     stride = after - pos
@@ -150,19 +159,26 @@ def _publishes_qos1(broker: Broker, link: Link, data: bytes, pos: int, end: int)
         pid_at = body + prefix_length
         if pid_at + 2 + v5 > after or (v5 and data[pid_at + 2]):
             break
-    pids = parts[1::3]
-    if NO_PID in pids:
-        raise ProtocolViolation("PUBLISH with packet id 0")  # [MQTT-2.2.1-3]
     payloads = [tail[1:] for tail in parts[2::3]] if v5 else parts[2::3]
     run = Run(topic, link.client_id, broker.tenant, 1, payloads)
     run.variants = {KEY_V5_QOS1 if v5 else KEY_V4_QOS1: parts}
-    run.route = route
-    broker.runs.append(run)
-    broker.acks.append((link, pids, route.matched))
-    broker.pending += run.count
-    broker.counters.messages_received += run.count
+    _take_qos1(broker, link, run, route, parts[1::3])
     broker.pending_bytes += pos - began
     return pos
+
+
+def _take_qos1(broker: Broker, link: Link, run: Run, route: Route, pids: list[bytes]) -> None:
+    if NO_PID in pids:
+        raise ProtocolViolation("PUBLISH with packet id 0")  # [MQTT-2.2.1-3]
+    run.route = route
+    broker.runs.append(run)
+    acks = broker.acks
+    if acks and acks[-1][0] is link and acks[-1][2] is route.matched:
+        acks[-1][1].extend(pids)  # one answer for all of them
+    else:
+        acks.append((link, pids, route.matched))
+    broker.pending += run.count
+    broker.counters.messages_received += run.count
 
 
 def _publishes_qos0(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> int:
@@ -248,22 +264,25 @@ def _equals(data: bytes, pos: int, stride: int, head: int, end: int) -> int:
 
 
 def _pubacks(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> int:
-    """Take the PUBACKs of the oldest flight if they come in order: where they end, else `pos`."""
+    """Take the PUBACKs of the oldest flights as long as they come in order: where they end, else `pos`."""
     session = link.session
     flights = session.flights if session is not None else None
-    if flights is None or not flights.queue or session.reader.resend:  # type: ignore[union-attr]
+    if flights is None or session.reader.resend:  # type: ignore[union-attr]
         return pos
-    flight = flights.queue[0]
-    count = (end - pos) >> 2
-    if count > flight.count:
-        count = flight.count
-    pid = flight.pid
-    if not count or flight.qos != 1 or flight.state is not State.SENT:
-        return pos
-    if not data.startswith(PUBACKS[4 * pid : 4 * (pid + count)], pos):
-        return pos
-    broker.acknowledged(link, flights, flight, count)
-    return pos + 4 * count
+    queue = flights.queue
+    while queue:
+        flight = queue[0]
+        count = (end - pos) >> 2
+        if count > flight.count:
+            count = flight.count
+        pid = flight.pid
+        if not count or flight.qos != 1 or flight.state is not State.SENT:
+            break
+        if not data.startswith(PUBACKS[4 * pid : 4 * (pid + count)], pos):
+            break
+        broker.acknowledged(link, flights, flight, count)
+        pos += 4 * count
+    return pos
 
 
 def _complete_at(rest: bytearray) -> int:

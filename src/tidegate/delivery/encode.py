@@ -66,6 +66,10 @@ def _parts(run: Run, key: VariantKey) -> list[bytes]:
     qos = number >> 1 & 3
     topic = len(run.topic).to_bytes(2, "big") + run.topic
     fixed = len(topic) + (2 if qos else 0)
+    if run.count == 1 and not number & V5_BIT:
+        only = run.payloads[0]
+        start = first + encode_varint(fixed + len(only)) + topic
+        return [start, b"\0\0", only] if qos else [start, only]
     made: list[bytes] = []
     heads: dict[int, bytes] = {}
     for index, payload in enumerate(run.payloads):

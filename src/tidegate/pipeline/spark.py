@@ -39,11 +39,23 @@ def spark_session(name: str, settings: Mapping[str, str]) -> SparkSession:
     told = submitted()
     wanted = {**settings, **told}
     wanted = {"spark.app.name": f"tidegate {name}", **_defaults(wanted.get("spark.master", "")), **wanted}
-    if not told:
-        os.environ["JAVA_HOME"] = str(java_home())
-        wanted[JAVA_OPTIONS] = f"{_java_options()} {wanted.get(JAVA_OPTIONS, '')}".strip()
+    if told:
+        return _start(wanted)
+    wanted[JAVA_OPTIONS] = f"{_java_options()} {wanted.get(JAVA_OPTIONS, '')}".strip()
+    before = os.environ.get("JAVA_HOME")
+    os.environ["JAVA_HOME"] = str(java_home())
+    try:
+        return _start(wanted)
+    finally:  # ours is for Spark's launcher alone, not for what else this process starts
+        if before is None:
+            del os.environ["JAVA_HOME"]
+        else:
+            os.environ["JAVA_HOME"] = before
+
+
+def _start(settings: Mapping[str, str]) -> SparkSession:
     builder = SparkSession.builder
-    for key, value in wanted.items():
+    for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
