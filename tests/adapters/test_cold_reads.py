@@ -254,7 +254,7 @@ def test_the_files_that_the_pipeline_writes_are_read(tmp_path):
     for start in range(0, 1000, 250):
         parts = in_files(rows_table(rows[start : start + 250]).to_batches(), rows_max=100)
         written = [write_file(part.sort_by([("topic", "ascending")]), str(tmp_path / "messages")) for part in parts]
-        made.commit("messages", written, app="archive", version=start + 250, end=start + 250)
+        made.commit("messages", written, app="archive", version=start + 250)
     lake = Lake(tmp_path / "messages", print)
     lake.refresh(1000)
     assert lake.listing.floor == 0

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
-from simulated import Answerer, SimulatedBroker, SimulatedClient
+from simulated import Answerer, SimulatedBroker, SimulatedClient, SimulatedLog
 from test_state_snapshots import ACTIONS, CLIENTS, FILTERS, TOPICS, Scene
 
 from tidegate.log.run import QOS_MASK
 from tidegate.pipeline.state import Waiting, WaitingReader, absent_readers, waiting_readers
 from tidegate.router.filters import matches
+from tidegate.session import changes
 from tidegate.session.stored import StoredState
 from tidegate.wire import Publish, Pubrel
 
@@ -191,3 +192,12 @@ def test_the_state_told_beside_the_broker_is_the_one_that_it_recovers(earlier, d
             filter: (s.qos, s.since, s.reader.number if s.reader else 0) for filter, s in live.subscriptions.items()
         }
         assert state.positions[session.number] <= broker.dispatcher.position(live.reader)
+
+
+@pytest.mark.req("P.7")
+def test_a_message_that_was_given_up_is_no_state():
+    log = SimulatedLog(late=False)
+    letter = changes.Dead(changes.DeadReason.EXPIRED, 1, 0, 0, 1, False, b"a", b"", b"t", b"p", b"", b"", b"x")
+    log.append([], [changes.session(1, False, 5, 60, 1_000_000, 0, b"a", b"", None), changes.dead(letter)], 0)
+    assert SimulatedBroker(log).start().sessions == 1  # and all records were understood
+    assert len(StoredState(log.state()).sessions) == 1

@@ -31,14 +31,14 @@ def numbered(count: int) -> list[bytes]:
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_all_messages_arrive_in_order(broker: BrokerProcess, qos: int) -> None:
     count = 10_000  # more than a window
-    with subscriber(broker, "bulk/#") as client:
+    with subscriber(broker, "bulk/#", 1) as client:
         with BulkPublisher(port=broker.port, client_id="bulk") as publisher:
             publisher.publish([b"bulk/%d" % (i % 50) for i in range(count)], numbered(count), qos)
             publisher.flush()
             assert publisher.given == count
         messages = [client.message() for _ in range(count)]
     assert [message.payload for message in messages] == numbered(count)
-    assert {message.qos for message in messages} == {qos}
+    assert {message.qos for message in messages} == {min(qos, 1)}
     assert messages[49].topic == b"bulk/49"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_strategies import Message, messages, simple_run, ticks
 
@@ -27,6 +27,7 @@ def rows_of(batch: pa.RecordBatch) -> list[Message]:
     ]  # fmt: skip
 
 
+@settings(deadline=None)
 @given(ticks, st.integers(0, 2**62), st.integers(0, 30))
 @pytest.mark.req("P.2", "S0.27")
 def test_both_decoders_find_the_same(tick: list[Run], base: int, eighths: int) -> None:

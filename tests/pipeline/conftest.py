@@ -12,6 +12,9 @@ from tidegate.pipeline.spark import spark_session
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    session = spark_session("tests", {"spark.master": "local[2]", "spark.driver.memory": "1g"})
+    # Small plans, each run once: the second compiler costs as much time as everything else, and never pays.
+    quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    settings = {"spark.master": "local[2]", "spark.driver.memory": "1g", "spark.driver.extraJavaOptions": quick}
+    session = spark_session("tests", settings)
     yield session
     session.stop()

@@ -18,7 +18,7 @@ from harness import BrokerProcess, RawClient
 from tidegate.config import Pipeline
 from tidegate.pipeline.decode import SCHEMA
 from tidegate.pipeline.handover import handover_file
-from tidegate.pipeline.jobs import Context, archive, cleaner
+from tidegate.pipeline.jobs import Context, archive, cleaner, traffic
 from tidegate.pipeline.lake import END
 from tidegate.pipeline.schemas import TABLES
 from tidegate.session import changes
@@ -78,6 +78,20 @@ def test_the_oldest_go_when_there_is_too_much(cleaning: Cleaning) -> None:
     context = cleaning(lake_retention_bytes=sum(sizes[3:]))
     cleaner.run(context)
     assert positions(context.lake) == list(range(30, 50))
+
+
+@pytest.mark.req("P.6", "P.9")
+def test_what_a_job_has_still_to_read_stays(cleaning: Cleaning) -> None:
+    context = cleaning(lake_retention_s=7 * DAY)
+    context.lake.create("messages")
+    days(context, 30)
+    drain(traffic, context)
+    days(context, 29)  # traffic has not seen these
+    cleaner.run(context)
+    assert positions(context.lake) == list(range(10, 20))
+    drain(traffic, context)
+    cleaner.run(context)
+    assert positions(context.lake) == []
 
 
 @pytest.mark.req("P.6")

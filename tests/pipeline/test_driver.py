@@ -262,7 +262,9 @@ def test_once_takes_what_there_is_and_does_not_wait_for_a_busy_broker_to_fall_si
 
 
 @pytest.mark.req("P.11")
-def test_once_tells_of_segments_that_are_gone_and_goes_on(driver: Driver, config: Config, spark: SparkSession) -> None:
+def test_once_tells_of_segments_that_are_gone_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, config: Config, spark: SparkSession
+) -> None:
     writer = LogWriter(config.data / "log", segment_bytes=16 << 10)
     context = context_of(spark, config.data)
     writer.messages(10)
@@ -271,7 +273,7 @@ def test_once_tells_of_segments_that_are_gone_and_goes_on(driver: Driver, config
         writer.messages(400, start=i)
     for path in sorted((config.data / "log").glob("*.log"))[:3]:
         path.unlink()
-    assert driver.run(once=True) == 0
+    assert with_jobs(monkeypatch, config, spark).run(once=True) == 0
     assert status_of(config)["jobs"]["archive"]["quarantined"] == 1
 
 

@@ -9,6 +9,7 @@ from log_writer import START_MS, LogWriter, run
 
 from tidegate.log.frame import encode_changes, encode_messages, parse_header
 from tidegate.log.run import Run
+from tidegate.log.segment import SEGMENT_HEADER_BYTES
 from tidegate.pipeline.segments import LogFolder, LogGone, Lost, read_split
 
 
@@ -131,6 +132,68 @@ def test_a_flipped_bit_is_lost_and_told_and_the_rest_is_read(tmp_path: Path, fol
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
+    lost: list[Lost] = []
+    found: list[int] = []
+    for split in folder.splits(folder.start().place, folder.end().place):
+        for batch in read_split(split, on_lost=lost.append):
+            found += batch.column("position").to_pylist()
+    assert found == [*range(100), *range(200, 300)]
+    assert [(each.first_position, each.last_position) for each in lost] == [(100, 199)]
+
+
+@pytest.mark.attack("C4")
+@pytest.mark.parametrize("indexed", [True, False], ids=["with index", "without"])
+@pytest.mark.parametrize("broken", [0, 1, 3])
+def test_of_a_damaged_header_exactly_the_frame_behind_it_is_lost(
+    tmp_path: Path, folder: LogFolder, broken: int, indexed: bool
+) -> None:
+    """Not what follows it in the same split, and not less when the damage begins it."""
+    writer = LogWriter(tmp_path / "log")
+    for i in range(4):
+        writer.messages(100, start=100 * i)
+    writer.log.roll()
+    writer.messages(100, start=400)
+    writer.close()
+    path = sorted((tmp_path / "log").glob("*.log"))[0]
+    index = path.with_suffix(".index")
+    raw = bytearray(path.read_bytes())
+    offset = SEGMENT_HEADER_BYTES
+    for _ in range(broken):
+        header = parse_header(raw, offset)
+        assert header is not None
+        offset += header.length
+    raw[offset + 20] ^= 1  # in its base
+    path.write_bytes(raw)
+    index.unlink()
+    if indexed:  # as a broker makes it anew when it starts
+        LogWriter(tmp_path / "log").close()
+        assert index.exists()
+    lost: list[Lost] = []
+    found: list[int] = []
+    for bytes_max in (1, 1 << 30):
+        lost.clear()
+        found.clear()
+        for split in folder.splits(folder.start().place, folder.end().place, bytes_max):
+            for batch in read_split(split, on_lost=lost.append):
+                found += batch.column("position").to_pylist()
+        gone = range(100 * broken, 100 * broken + 100)
+        assert found == [position for position in range(500) if position not in gone]
+        assert [(each.first_position, each.last_position) for each in lost] == [(gone[0], gone[-1])]
+        assert [each.place & 0xFFFFFFFF for each in lost] == [offset]
+
+
+@pytest.mark.attack("C4")
+def test_a_segment_that_is_no_segment_any_more_is_lost_as_a_whole_and_nothing_else(
+    tmp_path: Path, folder: LogFolder
+) -> None:
+    writer = LogWriter(tmp_path / "log")
+    for i in range(3):
+        writer.messages(100, start=100 * i)
+        writer.log.roll()
+    writer.close()
+    broken = sorted((tmp_path / "log").glob("*.log"))[1]
+    broken.write_bytes(bytes(broken.stat().st_size))
+    broken.with_suffix(".index").unlink()
     lost: list[Lost] = []
     found: list[int] = []
     for split in folder.splits(folder.start().place, folder.end().place):

@@ -106,7 +106,6 @@ def test_what_cannot_be_read_goes_to_quarantine_and_the_rest_is_read() -> None:
     assert unreadable[1][:2] == ("unknown record", "kind 238")
 
 
-@pytest.mark.attack("C4")
 @given(st.lists(st.binary(max_size=60), max_size=5))
 def test_no_bytes_whatever_make_it_fail(records: list[bytes]) -> None:
     change_rows(records, 1, 1, 1)

@@ -13,7 +13,10 @@ May import: everything; of `pipeline`, at the top, only `status`. May touch sock
     subscribe  sub
     log        log list, log dump, log verify
     sessions   sessions
+    sql        sql
+    replay     replay
     mqtt       the connection that pub and sub share
+    spark      the session that sql and replay use, and its progress
     text       payloads and times as safe, readable text
     failure    the one way in which a command fails
 """

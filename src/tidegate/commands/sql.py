@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -72,8 +73,18 @@ def sql(
             bound = limit or (SHOWN_ROWS if form == "table" else None)
             if bound is not None:
                 frame = frame.limit(bound + 1 if form == "table" else bound)  # one more tells whether there are more
+            batches = arrow_batches(frame)
+            if out is not None:
+                with watched(spark, console, "the query"):
+                    _write(frame, batches, form, out)
+                return
             with watched(spark, console, "the query"):
-                _write(frame, arrow_batches(frame), form, out, bound)
+                first = list(batches if form == "table" else islice(batches, 1))
+            if form == "table":
+                _show(frame.columns, list(_rows(first)), bound or SHOWN_ROWS)
+            else:
+                _TEXT[form](frame.columns, _rows(chain(first, batches)), sys.stdout)
+                sys.stdout.flush()
         except BadQuery as error:
             raise Failure(str(error), error.hint) from error
         except PySparkException as error:
@@ -103,21 +114,13 @@ def _named(frame: DataFrame) -> DataFrame:
     return frame.toDF(*names)
 
 
-def _write(
-    frame: DataFrame, batches: Iterator[pa.RecordBatch], form: str, out: Path | None, bound: int | None
-) -> None:
-    if form == "table":
-        _show(frame.columns, list(_rows(batches)), bound or SHOWN_ROWS)
-    elif form == "parquet":
-        assert out is not None
-        with _replacing(out) as path:
+def _write(frame: DataFrame, batches: Iterator[pa.RecordBatch], form: str, out: Path) -> None:
+    with _replacing(out) as path:
+        if form == "parquet":
             _parquet(frame, batches, path)
-    elif out is None:
-        _TEXT[form](frame.columns, _rows(batches), sys.stdout)
-        sys.stdout.flush()
-    else:
-        with _replacing(out) as path, path.open("w", encoding="utf-8", newline="") as file:
-            _TEXT[form](frame.columns, _rows(batches), file)
+        else:
+            with path.open("w", encoding="utf-8", newline="") as file:
+                _TEXT[form](frame.columns, _rows(batches), file)
 
 
 @contextmanager
@@ -131,7 +134,7 @@ def _replacing(out: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
     for batch in batches:
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 

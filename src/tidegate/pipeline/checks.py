@@ -78,9 +78,7 @@ class Finding(NamedTuple):
     detail: str
 
 
-def check(
-    lake: Lake, spark: SparkSession, log: LogFolder | None = None, now: datetime | None = None
-) -> list[Finding]:
+def check(lake: Lake, spark: SparkSession, log: LogFolder | None = None, now: datetime | None = None) -> list[Finding]:
     """Everything that is wrong with the lake; with `log`, also in comparison to that."""
     now = now or datetime.now(UTC)
     found: list[Finding] = []

@@ -138,7 +138,10 @@ class Driver:
 
     def _end(self, context: Context) -> None:
         if self._spark is None and self._gone is None:
-            context.spark.stop()
+            try:
+                context.spark.stop()
+            except Exception as error:  # whoever told us to end may have told Java as well
+                log.info("pipeline.spark_gone error=%s", _brief(error))
 
     # ── running ──
 
@@ -170,7 +173,7 @@ class Driver:
                     continue
                 worked = self._step(context, job)
                 if worked is None:
-                    due[job.NAME] = time.monotonic() + self._pauses[job.NAME]
+                    due[job.NAME] = time.monotonic() + self._pauses.get(job.NAME, 0.0)
                 elif not worked.lag_rows:
                     due[job.NAME] = time.monotonic() + self._interval(job)
             self.stopping.wait(WAIT_S)
@@ -223,6 +226,8 @@ class Driver:
 
     def _failed(self, context: Context, name: str, error: Exception) -> None:
         if not _alive(context):
+            if self.stopping.is_set():
+                return  # Java was told to end as well, and the step at hand ended with it: it is taken again next time
             self._give_up(f"Spark has ended: {_brief(error)}")
         pause_s = self._pauses[name] = min(2 * self._pauses.get(name, RETRY_MIN_S / 2), RETRY_MAX_S)
         log.warning("pipeline.failed job=%s retry_s=%s error=%s", name, pause_s, _brief(error), exc_info=error)

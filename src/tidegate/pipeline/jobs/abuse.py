@@ -33,6 +33,7 @@ INTERVAL_S = 10.0
 
 TABLE = "abuse_verdicts"
 TOPICS, SUBSCRIBES, CONNECTS = "topics", "subscribes", "connects"
+CONNECTED, AWAY, SUBSCRIBED = "connected", "away", "subscribed"
 FOLLOWS_TRAFFIC = "abuse traffic"
 FOLLOWS_SESSIONS = "abuse sessions"
 
@@ -43,46 +44,61 @@ REMEMBERED = timedelta(days=1)
 # ── the rules: (minute, tenant, client, observed) of those above the limit ──
 
 
-def many_topics(window: DataFrame, limit: int) -> DataFrame:
-    """Of traffic, the topics of clients that used more than `limit` of them in a minute and were the first to do so.
-    Others cannot have created as many."""
-    first = window.groupBy("minute", "tenant", "topic").agg(f.min_by("publisher", "first_position").alias("client"))
-    busy = first.groupBy("minute", "tenant", "client").count().where(f.col("count") > limit).drop("count")
-    return first.join(busy, ["minute", "tenant", "client"], "left_semi")
+def many_topics(traffic: DataFrame, limit: int) -> DataFrame:
+    """(minute, tenant, client) that were the first on more than `limit` topics in that minute. Others cannot have
+    created as many."""
+    return _above(_first_on(traffic), limit).drop("observed")
 
 
-def created_topics(used: DataFrame, known: DataFrame, limit: int) -> DataFrame:
-    """Of `used` topics, the clients for whom more than `limit` were new: not `known` from traffic in the day before."""
+def created_topics(traffic: DataFrame, busy: DataFrame, known: DataFrame, limit: int) -> DataFrame:
+    """Of the `busy`, those for whom more than `limit` were new: not `known` from traffic in the day before."""
+    used = _first_on(traffic).join(busy, ["minute", "tenant", "client"], "left_semi")
     seen = known.select("tenant", "topic", f.col("minute").alias("seen"))
     same = (used["tenant"] == seen["tenant"]) & (used["topic"] == seen["topic"])
     before = (seen["seen"] < used["minute"]) & (seen["seen"] >= used["minute"] - f.lit(REMEMBERED))
     return _above(used.join(seen, same & before, "left_anti"), limit)
 
 
-def connected_often(sessions: DataFrame, limit: int) -> DataFrame:
-    opened = sessions.where(f.col("kind") == "connected")
-    return _above(opened.select(minute("time").alias("minute"), "tenant", "client"), limit)
+def _first_on(traffic: DataFrame) -> DataFrame:
+    """Of each topic, who used it first in a minute."""
+    return traffic.groupBy("minute", "tenant", "topic").agg(f.min_by("publisher", "first_position").alias("client"))
 
 
-def subscribed_often(sessions: DataFrame, limit: int) -> DataFrame:
-    """(minute, number): a subscription names its session by number alone."""
-    made = sessions.where(f.col("kind") == "subscribed").groupBy(minute("time").alias("minute"), "number")
-    return made.count().where(f.col("count") > limit).drop("count")
-
-
-def named(found: DataFrame, sessions: DataFrame, limit: int) -> DataFrame:
-    """What `subscribed_often` found, by client: that of the session's last row before. A number may be used again."""
-    numbers = found.select("number").distinct()
-    rows = sessions.join(f.broadcast(numbers), "number", "left_semi")
+def often(sessions: DataFrame, connects_max: int, subscribes_max: int) -> DataFrame:
+    """Who connected or subscribed more often than that in a minute, with the `kind`. A subscription names its session
+    by number alone; the client stands in the last row of the session itself before. If that is not in the window,
+    `number` is given instead of the client, and the first `place`."""
     before = Window.partitionBy("number").orderBy("place", "ordinal").rowsBetween(Window.unboundedPreceding, 0)
-    owned = rows.where(f.col("kind").isin("connected", "away", "subscribed")).select(
+    rows = sessions.where(f.col("kind").isin(CONNECTED, AWAY, SUBSCRIBED)).select(
         "kind",
-        "number",
         minute("time").alias("minute"),
-        *[f.last(name, ignorenulls=True).over(before).alias(name) for name in ("tenant", "client")],
+        *[f.last(column, ignorenulls=True).over(before).alias(column) for column in ("tenant", "client")],
+        "number",
+        "place",
     )
-    made = owned.where((f.col("kind") == "subscribed") & f.col("client").isNotNull())
-    return _above(made.join(f.broadcast(found), ["minute", "number"], "left_semi"), limit)
+    unnamed = f.when(f.col("client").isNull(), f.col("number")).alias("number")
+    counted = rows.groupBy("kind", "minute", "tenant", "client", unnamed).agg(
+        f.count("*").alias("observed"), f.min("place").alias("place")
+    )
+    limit = f.when(f.col("kind") == CONNECTED, connects_max).when(f.col("kind") == SUBSCRIBED, subscribes_max)
+    return counted.where(f.col("observed") > limit)
+
+
+def named(found: DataFrame, sessions: DataFrame) -> DataFrame:
+    """What is `often`, all of it with tenant and client: a session may have connected long before. A number may have
+    been used before as well, so the last row counts."""
+    unnamed = found.where(f.col("client").isNull()).drop("tenant", "client")
+    owners = sessions.where(f.col("kind").isin(CONNECTED, AWAY)).select(
+        "number", "tenant", "client", f.col("place").alias("since")
+    )
+    earlier = f.broadcast(unnamed).join(owners, "number").where(f.col("since") < f.col("place"))
+    owned = earlier.groupBy("kind", "minute", "number", "observed").agg(
+        f.max_by(f.struct("tenant", "client"), "since").alias("owner")
+    )
+    columns = ("kind", "minute", "tenant", "client", "observed")
+    rows = found.where(f.col("client").isNotNull()).select(*columns)
+    rows = rows.unionByName(owned.select("kind", "minute", "owner.*", "observed"))
+    return rows.groupBy(*columns[:-1]).agg(f.sum("observed").alias("observed"))
 
 
 def _above(rows: DataFrame, limit: int) -> DataFrame:
@@ -110,7 +126,7 @@ def verdicts(found: DataFrame, rule: str, limit: int, decided_at: datetime) -> D
 
 
 def run(context: Context) -> Batch | None:
-    """A step of each half. `reached` and the lag are those of the messages."""
+    """A step of each half. `reached` is that of the messages."""
     topics = _follow_traffic(context)
     sessions = _follow_sessions(context)
     if topics is None or sessions is None:
@@ -119,80 +135,59 @@ def run(context: Context) -> Batch | None:
 
 
 def _follow_traffic(context: Context) -> Batch | None:
-    spark, lake = context.spark, context.lake
-    limit = context.config.pipeline.abuse_topics_max
+    lake, limit = context.lake, context.config.pipeline.abuse_topics_max
     reached = lake.progress(TABLE, FOLLOWS_TRAFFIC) or 0
     # Not beyond what traffic has counted: what it does not know yet would look new.
     step = next_step(lake.files("messages"), "position", reached, lake.progress(traffic.TABLE, traffic.NAME) or 0)
     if step is None:
         return None
-    batch = Batch(step.rows, step.end, step.left_rows)
-    files = lake.files(traffic.TABLE)
-    recent = [each for each in files if each.high["last_position"] >= step.start]
-    counted = lake.read(spark, traffic.TABLE, files=recent)
-    fresh = counted.where((f.col("last_position") >= step.start) & (f.col("first_position") < step.end))
-    first, last = fresh.agg(f.min(f.unix_seconds("minute")), f.max(f.unix_seconds("minute"))).collect()[0]
-    if first is None:  # it has been cleaned away since
-        lake.commit(TABLE, [], app=FOLLOWS_TRAFFIC, version=step.end)
-        return batch
-    minutes = fresh.select("minute").distinct()
-    start, end = _time(first), _time(last) + timedelta(minutes=1)
-    window = lake.read(spark, traffic.TABLE, files=[each for each in files if each.overlaps("minute", start, end)])
-    used = many_topics(window.join(f.broadcast(minutes), "minute", "left_semi"), limit)
-    if used.isEmpty():
+    window = _window(context, traffic.TABLE, "minute", step)
+    busy = many_topics(window, limit)
+    if busy.isEmpty():
         lake.commit(TABLE, [], app=FOLLOWS_TRAFFIC, version=step.end)
     else:
-        remembered = [each for each in files if each.overlaps("minute", start - REMEMBERED, end)]
-        found = created_topics(used, lake.read(spark, traffic.TABLE, files=remembered), limit)
-        _decide(context, verdicts(found, TOPICS, limit, _now()), start, end, FOLLOWS_TRAFFIC, step)
-    return batch
+        known = _window(context, traffic.TABLE, "minute", step, REMEMBERED)
+        found = created_topics(window, busy, known, limit)
+        _decide(context, verdicts(found, TOPICS, limit, _now()), step, FOLLOWS_TRAFFIC)
+    return Batch(step.rows, step.end, step.left_rows)
 
 
 def _follow_sessions(context: Context) -> Batch | None:
-    spark, lake, limits = context.spark, context.lake, context.config.pipeline
-    files = lake.files("sessions")
-    step = next_step(files, "place", lake.progress(TABLE, FOLLOWS_SESSIONS) or 0)
+    lake, limits = context.lake, context.config.pipeline
+    step = next_step(lake.files("sessions"), "place", lake.progress(TABLE, FOLLOWS_SESSIONS) or 0)
     if step is None:
         return None
-    batch = Batch(step.rows, lake.progress(TABLE, FOLLOWS_TRAFFIC) or 0, step.left_rows)
-    rows = lake.read(spark, "sessions", files=[each for each in files if each.overlaps("place", step.start, step.end)])
-    fresh = rows.where((f.col("place") >= step.start) & (f.col("place") < step.end))
-    fresh = fresh.where(f.col("kind").isin("connected", "subscribed"))
-    first, last = fresh.agg(f.min(f.unix_seconds("time")), f.max(f.unix_seconds("time"))).collect()[0]
-    if first is None:
+    found = often(_window(context, "sessions", "time", step), limits.abuse_connects_max, limits.abuse_subscribes_max)
+    if found.isEmpty():
         lake.commit(TABLE, [], app=FOLLOWS_SESSIONS, version=step.end)
-        return batch
-    minutes = fresh.select(minute("time").alias("minute")).distinct()
-    start, end = _time(first - first % 60), _time(last - last % 60) + timedelta(minutes=1)
-    near = lake.read(spark, "sessions", files=[each for each in files if each.overlaps("time", start, end)])
-    window = near.join(f.broadcast(minutes), minute("time") == minutes["minute"], "left_semi")
-    decided_at = _now()
-    connects = connected_often(window, limits.abuse_connects_max)
-    found = verdicts(connects, CONNECTS, limits.abuse_connects_max, decided_at)
-    busy = subscribed_often(window, limits.abuse_subscribes_max)
-    if not busy.isEmpty():
-        every = lake.read(spark, "sessions", files=files)  # a session may have connected long ago
-        subscribes = named(busy, every, limits.abuse_subscribes_max)
-        found = found.unionByName(verdicts(subscribes, SUBSCRIBES, limits.abuse_subscribes_max, decided_at))
-    _decide(context, found, start, end, FOLLOWS_SESSIONS, step)
-    return batch
+    else:
+        found = named(found, lake.read(context.spark, "sessions"))
+        connects, subscribes = (found.where(f.col("kind") == kind) for kind in (CONNECTED, SUBSCRIBED))
+        now = _now()
+        rows = verdicts(connects, CONNECTS, limits.abuse_connects_max, now)
+        rows = rows.unionByName(verdicts(subscribes, SUBSCRIBES, limits.abuse_subscribes_max, now))
+        _decide(context, rows, step, FOLLOWS_SESSIONS)
+    return Batch(step.rows, lake.progress(TABLE, FOLLOWS_TRAFFIC) or 0, step.left_rows)
 
 
-def _decide(context: Context, found: DataFrame, start: datetime, end: datetime, app: str, step: Step) -> None:
+def _window(context: Context, table: str, column: str, step: Step, before: timedelta = timedelta(0)) -> DataFrame:
+    """The rows of all minutes that the step has something of, or may have; and of the time `before` them."""
+    start = step.oldest.replace(second=0, microsecond=0) - before
+    end = step.newest.replace(second=0, microsecond=0) + timedelta(minutes=1)
+    files = [file for file in context.lake.files(table) if file.overlaps(column, start, end)]
+    rows = context.lake.read(context.spark, table, files=files)
+    return rows.where((f.col(column) >= f.lit(start)) & (f.col(column) < f.lit(end)))
+
+
+def _decide(context: Context, found: DataFrame, step: Step, app: str) -> None:
     """Commit what has not been decided before."""
-    lake = context.lake
-    near = [each for each in lake.files(TABLE) if each.overlaps("window_start", start, end)]
-    lake.create(TABLE)
-    known = lake.read(context.spark, TABLE, files=near)
-    lake.write(TABLE, found.join(known, "id", "left_anti").coalesce(1), app=app, version=step.end)
+    context.lake.create(TABLE)
+    known = _window(context, TABLE, "window_start", step)
+    context.lake.write(TABLE, found.join(known, "id", "left_anti").coalesce(1), app=app, version=step.end)
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _time(seconds: int) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
 
 
 def newest_verdicts(lake: Lake, limit: int) -> list[dict[str, Any]]:

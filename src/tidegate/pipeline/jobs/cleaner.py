@@ -1,4 +1,5 @@
-"""Cleaner: what the lake need not keep any longer, by age, by size and by tenant; never what a session still needs.
+"""Cleaner: what the lake need not keep any longer, by age, by size and by tenant; never what a session still needs,
+or a job has still to read.
 
 Old messages go by whole files, from the oldest on. A tenant that keeps less than the others has its rows taken out of
 the files that hold them. The log itself is trimmed by the broker, which asks the hand-over file how far it may.
@@ -11,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 
 from tidegate.pipeline.handover import tell_broker
-from tidegate.pipeline.jobs import Batch, Context
+from tidegate.pipeline.jobs import Batch, Context, extract, retained, traffic
 from tidegate.pipeline.jobs.abuse import newest_verdicts
 from tidegate.pipeline.jobs.archive import archived_to
 from tidegate.pipeline.jobs.backlog import needed_floor
@@ -67,14 +68,22 @@ def _clean_messages(context: Context, oldest: datetime, bytes_max: int) -> int:
     files = due(lake.files("messages"), oldest, bytes_max)
     if not files:
         return 0
-    cut = files[-1].max_position + 1
-    needed = needed_floor(context, cut)
-    if needed is not None:
-        files = [file for file in files if file.max_position < needed]
+    needed = [needed_floor(context, files[-1].max_position + 1), *_followed_to(context)]
+    files = [file for file in files if all(floor is None or file.max_position < floor for floor in needed)]
     if files:
         version = max(lake.progress("messages", NAME) or 0, files[-1].max_position + 1)
         lake.commit("messages", [], app=NAME, version=version, remove=files)
     return sum(file.rows for file in files)
+
+
+def _followed_to(context: Context) -> list[int | None]:
+    """How far the jobs that follow the messages have read them, if they have begun."""
+    lake = context.lake
+    extracts = [
+        lake.progress(extract.table_of(lake, name, each, extract.columns_of(name, each)), extract.NAME)
+        for name, each in context.config.extract.items()
+    ]
+    return [lake.progress(retained.TABLE, retained.NAME), lake.progress(traffic.TABLE, traffic.NAME), *extracts]
 
 
 def _clean_tenant(context: Context, tenant: str, oldest: datetime) -> int:

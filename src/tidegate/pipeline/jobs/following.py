@@ -17,12 +17,13 @@ STEP_ROWS = 1_000_000
 
 
 class Step(NamedTuple):
-    """Rows with `start` <= column < `end`; `left_rows` come after it. `newest` is the latest time in its files."""
+    """Rows with `start` <= column < `end`; `left_rows` come after it. Its files are of `oldest` … `newest`."""
 
     start: int
     end: int
     rows: int
     left_rows: int
+    oldest: datetime
     newest: datetime
 
 
@@ -44,5 +45,6 @@ def next_step(
         reach if end is None else min(reach, end),
         sum(file.rows for file in taken),
         sum(file.rows for file in ahead),
+        min(file.low["time"] for file in taken),
         max(file.high["time"] for file in taken),
     )

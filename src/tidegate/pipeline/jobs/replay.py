@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tidegate.client.publisher import BulkPublisher
 from tidegate.errors import BrokerUnreachable, ConfigError, PublishRefused
 from tidegate.limits import PACKET_IDS
-from tidegate.pipeline.batches import arrow_batches
 from tidegate.pipeline.lake import Lake, LakeFile
 from tidegate.pipeline.topics import topic_matches
 from tidegate.router.filters import Start
@@ -35,6 +35,7 @@ from tidegate.router.filters import Start
 STEP_ROWS = 250_000
 STEP_BYTES = 32 << 20
 """What is read at once, if it is more than one file."""
+BATCH_ROWS = 65_536
 SEND_ROWS = 8_192
 """Between two looks at whether to stop."""
 PAUSE_MIN_S, PAUSE_MAX_S = 0.005, 0.5
@@ -174,7 +175,8 @@ def in_order(
 
         def read(files: Sequence[LakeFile], positions: tuple[int, int]) -> list[pa.RecordBatch]:
             rows = selected(lake.read(spark, "messages", positions, files), selection)
-            return list(arrow_batches(prepare(rows).coalesce(1).sortWithinPartitions("position")))
+            found: pa.Table = prepare(rows).coalesce(1).sortWithinPartitions("position").toArrow()
+            return list(found.to_batches(BATCH_ROWS))
 
         coming = None
         while True:
@@ -197,7 +199,7 @@ def next_files(
     """The next files with messages from `reached` on, in order; some small ones together."""
     taken: list[LakeFile] = []
     rows = size = 0
-    for file in files:
+    for file in files if reached < end else ():
         if not file.overlaps("position", reached, end) or not file.overlaps("time", *times):
             continue
         if taken and (rows + file.rows > STEP_ROWS or size + file.bytes > STEP_BYTES):
@@ -287,7 +289,6 @@ class Replay:
             self._first_us = int(times_us[0])
             self._began_s = time.monotonic()
         due_s = self._speed.due_s(times_us, self._first_us or 0, self._sent)
-        columns = _columns(batch)
         self._remember(batch)
         at = 0
         while at < batch.num_rows and not self._stop.is_set():
@@ -298,7 +299,7 @@ class Replay:
                 if upto <= at:
                     self._pause(float(due_s[at]) - elapsed_s)
                     continue
-            self._publisher.publish(**{name: values[at:upto] for name, values in columns.items()})
+            self._publisher.publish(**_columns(batch.slice(at, upto - at)))
             self._sent += upto - at
             at = upto
             progress(self._sent)
@@ -323,19 +324,22 @@ class Replay:
         return None
 
 
-def _columns(batch: pa.RecordBatch) -> dict[str, list[Any]]:
-    """The arguments of `BulkPublisher.publish`."""
+def _columns(batch: pa.RecordBatch) -> dict[str, Any]:
+    """The arguments of `BulkPublisher.publish`; those that say nothing are left out."""
 
-    def plain(name: str, kind: pa.DataType | None = None) -> list[Any]:
+    def plain(name: str) -> list[Any]:
         column = batch.column(name)
-        values: list[Any] = (column if kind is None else column.cast(kind)).to_numpy(zero_copy_only=False).tolist()
+        bare = column.cast(pa.binary()) if pa.types.is_string(column.type) else column
+        values: list[Any] = bare.to_numpy(zero_copy_only=False).tolist()
         return values
 
-    return {
-        "topics": plain("topic", pa.binary()),
-        "payloads": plain("payload"),
-        "qos": plain("qos"),
-        "retains": plain("retain"),
-        "properties": plain("properties"),
-        "expiries": batch.column("expiry").to_pylist(),
-    }
+    found: dict[str, Any] = {"topics": plain("topic"), "payloads": plain("payload"), "qos": plain("qos")}
+    if pc.any(batch.column("retain")).as_py():
+        found["retains"] = plain("retain")
+    if batch.column("properties").null_count < batch.num_rows:
+        found["properties"] = plain("properties")
+    if batch.column("expiry").null_count < batch.num_rows:
+        found["expiries"] = batch.column("expiry").to_pylist()
+    if len(set(found["qos"])) == 1:
+        found["qos"] = found["qos"][0]
+    return found
