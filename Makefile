@@ -23,7 +23,7 @@ run: $(RUN_STAMP) ## install what running needs, then start broker and pipeline 
 	@$(BIN)/tidegate up $(ARGS)
 
 test: $(DEV_STAMP) peers ## run the tests, with real MQTT clients where they can be had
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 check: $(DEV_STAMP) ## lint, types, import rules
 	$(BIN)/ruff check .
