@@ -84,16 +84,16 @@ async def test_without_a_note_there_is_no_archive(watch: Watch, tmp_path):
 
 async def test_a_note_that_is_there_is_known_before_anybody_is_served(watch: Watch, tmp_path):
     lake_in(tmp_path)
-    assert watch(tmp_path).archive.archived == Archived(5, 110, 10, ())
+    assert watch(tmp_path).archive.archived == Archived(5, 110, 10, True, ())
 
 
 async def test_a_note_that_appears_is_seen_and_so_is_each_new_one(watch: Watch, tmp_path):
     watched = watch(tmp_path)
     lake = lake_in(tmp_path)
-    assert await watched.poll() == Archived(5, 110, 10, ())
+    assert await watched.poll() == Archived(5, 110, 10, True, ())
     lake.segment = 6
     lake.tell()
-    assert await watched.poll() == Archived(6, 110, 10, ())
+    assert await watched.poll() == Archived(6, 110, 10, True, ())
     (tmp_path / "pipeline" / "to-broker.json").unlink()
     assert await watched.poll() is None
 
@@ -101,7 +101,7 @@ async def test_a_note_that_appears_is_seen_and_so_is_each_new_one(watch: Watch, 
 async def test_a_lake_that_holds_nothing_yet_has_no_floor_that_anybody_could_reach(watch: Watch, tmp_path):
     lake = TestLake(tmp_path).tell()
     lake.table()
-    assert watch(tmp_path).archive.archived == Archived(0, 0, NOTHING, ())
+    assert watch(tmp_path).archive.archived == Archived(0, 0, NOTHING, True, ())
 
 
 async def test_the_floor_is_known_as_soon_as_an_empty_lake_is_filled(watch: Watch, tmp_path):
@@ -109,7 +109,7 @@ async def test_the_floor_is_known_as_soon_as_an_empty_lake_is_filled(watch: Watc
     lake.table()
     watched = watch(tmp_path)
     lake_in(tmp_path)
-    assert await watched.poll() == Archived(5, 110, 10, ())
+    assert await watched.poll() == Archived(5, 110, 10, True, ())
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,22 @@ async def test_a_malformed_note_is_reported_once_and_the_last_good_one_stays(wat
     assert watched.events() == ["archive.malformed"]
     lake.segment = 9
     lake.tell()
-    assert await watched.poll() == Archived(9, 110, 10, ())
+    assert await watched.poll() == Archived(9, 110, 10, True, ())
+
+
+@pytest.mark.req("P.6")
+@pytest.mark.parametrize("kind", ["malformed", "a folder"])
+async def test_a_note_that_was_never_understood_counts_as_an_archive_that_has_nothing(watch: Watch, tmp_path, kind):
+    lake = lake_in(tmp_path)
+    if kind == "malformed":
+        lake.tell_raw("{")
+    else:
+        (tmp_path / "pipeline" / "to-broker.json").unlink()
+        (tmp_path / "pipeline" / "to-broker.json").mkdir()
+    watched = watch(tmp_path)
+    assert watched.archive.archived == Archived(0, 0, 0, False, ())
+    assert await watched.poll() == Archived(0, 0, 0, False, ())
+    assert len(watched.reports) == 1
 
 
 async def test_verdicts_are_taken_newest_last_and_only_so_many(watch: Watch, tmp_path):
@@ -178,7 +193,7 @@ async def test_missing_packages_are_named_and_the_lake_counts_as_unreadable(
     lake = lake_in(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
     watched = watch(tmp_path)
-    assert watched.archive.archived == Archived(5, 110, None, ())
+    assert watched.archive.archived == Archived(5, 110, NOTHING, False, ())
     for segment in (6, 7):
         lake.segment = segment
         lake.tell()
@@ -195,11 +210,30 @@ async def test_a_table_that_cannot_be_read_is_reported_and_looked_at_again(watch
     content = commits[-1].read_bytes()
     commits[-1].write_bytes(content[: len(content) // 2])
     watched = watch(tmp_path)
-    assert watched.archive.archived == Archived(5, 110, None, ())
+    assert watched.archive.archived == Archived(5, 110, 0, False, ())
     await asyncio.sleep(0)
     assert watched.events() == ["lake.unreadable"]
     commits[-1].write_bytes(content)
-    assert await watched.poll() == Archived(5, 110, 10, ())
+    assert await watched.poll() == Archived(5, 110, 10, True, ())
+
+
+@pytest.mark.attack("C12")
+async def test_whoever_asks_while_the_table_cannot_be_read_waits_for_it(watch: Watch, tmp_path):
+    lake = lake_in(tmp_path)
+    commit = max((lake.folder / "_delta_log").glob("*.json"))
+    content = commit.read_bytes()
+    commit.write_bytes(b"{")
+    watched = watch(tmp_path)
+    read = asyncio.ensure_future(watched.read(10, 110))
+    sought: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+    assert watched.archive.before(50) == 0
+    watched.archive.seek(50, sought.set_result)
+    await watched.poll()
+    assert not read.done() and not sought.done()
+    commit.write_bytes(content)
+    await watched.poll()
+    assert await read == Read([], 10, 0)  # and now it may ask again
+    assert await sought == 50
 
 
 async def test_a_damaged_table_does_not_take_back_what_was_known_of_it(watch: Watch, tmp_path, monkeypatch):
@@ -208,7 +242,7 @@ async def test_a_damaged_table_does_not_take_back_what_was_known_of_it(watch: Wa
     watched = watch(tmp_path)
     commits = sorted((lake.folder / "_delta_log").glob("*.json"))
     commits[-1].write_bytes(b"{")
-    assert await watched.poll() == Archived(5, 110, 10, ())
+    assert await watched.poll() == Archived(5, 110, 10, True, ())
     assert sum(run.count for run in (await watched.read(10, 110)).runs) == 100
     assert watched.archive.messages_read == 100
 

@@ -153,7 +153,8 @@ def test_what_comes_back_is_what_was_archived(
         assert reading.damaged == 0 and reading.told == []
         middle = rows[len(rows) // 2]["position"]
         assert positions(reading.all(filter, middle, end, bytes_max)) == [p for p in positions(found) if p >= middle]
-        assert positions(reading.all(filter, 0, middle, bytes_max)) == [p for p in positions(found) if p < middle]
+        before = reading.all(filter, rows[0]["position"], middle, bytes_max)
+        assert positions(before) == [p for p in positions(found) if p < middle]
 
 
 def test_messages_that_are_alike_and_follow_each_other_come_as_one_run(reading):
@@ -267,7 +268,7 @@ def test_the_files_that_the_pipeline_writes_are_read(tmp_path):
     assert [(row["position"], row["topic"], row["payload"]) for row in rows_of(found)] == [
         (row["position"], row["topic"], row["payload"]) for row in rows
     ]
-    assert lake.position_at_time(500) == 500
+    assert lake.position_at_time(500, 1000) == 500
 
 
 # ── files that are replaced ──
@@ -374,4 +375,21 @@ def test_a_time_is_found_at_its_first_message(rows: list[Row], rows_per_file: in
         lake = lake_of(Path(folder), rows, rows_per_file, 3).lake
         for time_ms in range(10**12 - 1, 10**12 + 5):
             newer = [row["position"] for row in rows if row["time"] // 1000 >= time_ms]
-            assert lake.position_at_time(time_ms) == (newer[0] if newer else None)
+            assert lake.position_at_time(time_ms, 0) == (newer[0] if newer else None)
+
+
+def test_a_time_is_found_in_the_file_that_compaction_has_put_in_the_place_of_others(reading):
+    found = reading(plain(900), rows_per_file=300)
+    found.made.compact(found.made.files())
+    assert found.lake.position_at_time(450, 0) == 450
+
+
+@pytest.mark.attack("C12")
+@pytest.mark.parametrize("damage", ["missing", "empty"])
+def test_a_time_in_a_lost_file_is_taken_to_be_at_its_begin(reading, damage):
+    found = reading(plain(900), rows_per_file=300)
+    path = found.made.files()[1]
+    path.unlink()
+    if damage == "empty":
+        path.touch()
+    assert found.lake.position_at_time(450, 0) == 300

@@ -15,7 +15,7 @@ from lake_rows import aged, disjoint, fill, messages, positions, reopened, store
 from log_writer import LogWriter
 from pyspark.sql import SparkSession
 
-from tidegate.pipeline.jobs import Context, archive, compaction
+from tidegate.pipeline.jobs import Context, archive, compaction, traffic
 from tidegate.pipeline.lake import LakeFile
 from tidegate.pipeline.parquet import FILE_BYTES_MAX, FILE_ROWS_MAX
 from tidegate.pipeline.schemas import TABLES
@@ -147,6 +147,19 @@ def test_files_that_were_just_replaced_are_left_for_those_who_read_them(context:
     drain(compaction, context)
     assert len(lake.files("messages")) == 1
     assert reading.count() == 200
+
+
+@pytest.mark.req("P.9", "P.11")
+def test_who_follows_the_table_takes_the_new_rows_alone_and_says_so(context: Context) -> None:
+    lake = context.lake
+    fill(lake, files=20, rows=10)
+    drain(traffic, context)
+    lake.append("messages", messages(range(200, 207)), app="archive", version=21)
+    drain(compaction, context)
+    assert len(lake.files("messages")) == 1
+    [batch] = drain(traffic, context)
+    assert (batch.rows, batch.reached) == (7, 207)
+    assert sum(row["messages"] for row in stored(lake, "traffic_minutely")) == 207
 
 
 def _file(i: int, rows: int, size: int) -> LakeFile:

@@ -75,22 +75,24 @@ def status_of(config: Config) -> Status:
 def stopped_when(driver: Driver, config: Config, seen: Callable[[Status], bool]) -> Iterator[list[Status]]:
     """The driver runs on the main thread, as it must; from another it is stopped once its status shows something."""
     found: list[Status] = []
+    ended = threading.Event()
 
     def watch() -> None:
         deadline_s = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline_s:
+        while time.monotonic() < deadline_s and not ended.wait(0.005):
             status = read_status(config.data)
             if status is not None and seen(dict(status)):
                 found.append(dict(status))
                 break
-            time.sleep(0.005)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if not ended.is_set():  # nobody else should get it
+            os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
         yield found
     finally:
+        ended.set()
         thread.join()
 
 

@@ -251,14 +251,14 @@ def zeroed(path: Path) -> None:
 
 
 @pytest.mark.req("P.3")
-@pytest.mark.parametrize("table", ["messages", "sessions"])
+@pytest.mark.parametrize("both", [False, True], ids=["the last", "both"])
 @pytest.mark.parametrize(
     "damage", [emptied, zeroed, truncated, torn_after_lines(1), torn_after_lines(2), torn_after_lines(3), Path.unlink]
 )
 def test_a_commit_that_power_loss_left_torn_or_took_away_is_made_again(
-    spark: SparkSession, tmp_path: Path, table: str, damage: Damage
+    spark: SparkSession, tmp_path: Path, both: bool, damage: Damage
 ) -> None:
-    """Of the two tables of the last round, both lose their commit, or only the second does: the first was synced."""
+    """Of the two tables of the last round, both lose their commit, or only the second does."""
     context = context_of(spark, tmp_path)
     writer = LogWriter(tmp_path / "log")
     session = b"\x01" * 3
@@ -266,7 +266,7 @@ def test_a_commit_that_power_loss_left_torn_or_took_away_is_made_again(
         writer.tick([run(b"t", b"%d" % i)], [session])  # no record that makes sense: a row of quarantine
         archive.run(context)
     damage(newest_commit(context.lake))
-    if table == "sessions":
+    if both:
         damage(newest_commit(context.lake, "quarantine"))
     writer.tick([run(b"t", b"3")], [session])
     reborn = reopened(context)
@@ -299,10 +299,22 @@ def test_a_summary_of_the_log_that_is_torn_or_gone_is_done_without(
     lake = Lake(folder)
     assert lake.progress("messages", "archive") == CHECKPOINT_COMMITS + 2
     assert lake.rows("messages") == 2 * (CHECKPOINT_COMMITS + 2)
-    for i in range(CHECKPOINT_COMMITS + 1):  # and it is summed up again
-        first = lake.end()
-        lake.append("messages", messages(range(first, first + 1)), app="archive", version=CHECKPOINT_COMMITS + 3 + i)
-    assert Lake(folder).rows("messages") == 3 * CHECKPOINT_COMMITS + 5
+    lake.append("messages", messages(range(1000, 1001)), app="archive", version=1000)
+    assert Lake(folder).rows("messages") == 2 * (CHECKPOINT_COMMITS + 2) + 1
+
+
+@pytest.mark.req("P.3")
+def test_after_a_torn_summary_the_log_is_summed_up_again(summed_up: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "lake"
+    shutil.copytree(summed_up, folder)
+    [first] = (folder / "messages" / "_delta_log").glob("*.checkpoint.parquet")
+    truncated(first)
+    lake = Lake(folder)
+    for i in range(CHECKPOINT_COMMITS):
+        lake.append("messages", messages(range(1000 + i, 1001 + i)), app="archive", version=1000 + i)
+    [second] = (folder / "messages" / "_delta_log").glob("*.checkpoint.parquet")
+    assert second.name > first.name
+    assert Lake(folder).rows("messages") == 3 * CHECKPOINT_COMMITS + 4
 
 
 def test_a_log_with_a_commit_missing_in_its_middle_is_told_and_left_as_it_is(

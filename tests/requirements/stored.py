@@ -65,4 +65,10 @@ def stored_session(data: Path, client_id: str) -> inspect.SessionFacts | None:
 
 def copies(data: Path, content: bytes) -> int:
     """How often some bytes stand in all files of the folder."""
-    return sum(path.read_bytes().count(content) for path in data.rglob("*") if path.is_file())
+    found = 0
+    for path in data.rglob("*"):
+        try:
+            found += path.read_bytes().count(content)
+        except (IsADirectoryError, FileNotFoundError):
+            continue  # the second: trimmed since the folder was read
+    return found

@@ -453,6 +453,27 @@ def test_a_lost_file_is_counted_and_what_lies_behind_it_is_delivered(small, dama
     assert "lake.damaged" in broker.log() and path.name in broker.log()
 
 
+@pytest.mark.attack("C12")
+def test_while_the_table_cannot_be_read_readers_wait_and_lose_nothing(small):
+    """As after a power cut, until the pipeline has put its table in order."""
+    broker, lake = small()
+    sub = attach_kept(broker, "s")
+    sub.subscribe("a/#", qos=1)
+    sub.disconnect()
+    fill(broker, 0, 4000)
+    archived_and_dropped(broker, lake, 1500)
+    broker.stop()
+    commit = max((lake.folder / "_delta_log").glob("*.json"))
+    content = commit.read_bytes()
+    commit.write_bytes(content[: len(content) // 2])
+    broker.start()
+    back = attach_kept(broker, "s")
+    back.nothing(1.5)
+    assert "lake.unreadable" in broker.log()
+    commit.write_bytes(content)
+    assert [number(back.message()) for _ in range(4000)] == list(range(4000))
+
+
 def test_a_reader_does_not_notice_that_its_files_are_compacted(small):
     broker, lake = small()
     fill(broker, 0, 5000)

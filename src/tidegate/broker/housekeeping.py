@@ -154,7 +154,7 @@ class Housekeeping:
         broker = self.broker
         limits = broker.config.log
         archived = broker.archived
-        in_lake = archived is not None and archived.floor is not None
+        in_lake = archived is not None and archived.readable
         dropped: list[SegmentFacts] = []
         segments = broker.log.segments()
         total = sum(segment.bytes for segment in segments)

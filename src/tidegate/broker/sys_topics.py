@@ -148,7 +148,7 @@ class SysTopics:
         return {
             b"archive/position": b"%d" % archived.position,
             b"archive/segment": b"%d" % archived.segment,
-            b"archive/readable": b"%d" % (archived.floor is not None),
+            b"archive/readable": b"%d" % archived.readable,
             b"archive/lag": b"%d" % lag,
             b"archive/messages/read": b"%d" % archive.messages_read,
             b"archive/messages/damaged": b"%d" % archive.damaged,

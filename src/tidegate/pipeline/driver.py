@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -60,6 +61,8 @@ class Job(Protocol):
 
 
 JOBS: Sequence[Job] = (archive, retained, traffic, extract, abuse, backlog, cleaner, compaction)
+
+_LOST_TASK = re.compile(r"^.*? Lost task .*? executor \S+\): ")
 
 Progress = Callable[[int, int], None]
 """(messages archived, of how many)"""
@@ -215,7 +218,7 @@ class Driver:
                 break
             except Exception as error:
                 self._failed(context, name, error)
-                if self._gone is not None or not self._set_damaged_aside(context, name, error):
+                if self.stopping.is_set() or not self._set_damaged_aside(context, name, error):
                     return None
         self._pauses.pop(name, None)
         if batch is None:
@@ -268,7 +271,7 @@ def _brief(error: BaseException) -> str:
     if "Traceback (most recent call last):" in lines:
         said = next(line for line in reversed(lines) if not line[0].isspace())
     elif len(lines) > 1 and lines[1].startswith(": "):  # py4j says what it called before it says what Java said
-        said = lines[1].removeprefix(": ")
+        said = _LOST_TASK.sub("", lines[1].removeprefix(": "))
     else:
         said = f"{type(error).__name__}: {lines[0]}"
     return said[:ERROR_CHARS_MAX]

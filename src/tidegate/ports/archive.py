@@ -30,7 +30,8 @@ class Archived(NamedTuple):
 
     segment: int  # the first segment that is not there as a whole
     position: int  # every message below it is there
-    floor: int | None  # the lowest position that can be read back; None: the lake cannot be read
+    floor: int  # the lowest position that can be read back; 0 while that is not known, and reads wait
+    readable: bool
     verdicts: tuple[Verdict, ...]
 
 

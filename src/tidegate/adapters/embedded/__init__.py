@@ -1,1 +1,1 @@
-"""The commit log on this machine's disk, or in its memory."""
+"""The commit log on this machine's disk, or in its memory; and the lake that it goes on in."""

@@ -22,12 +22,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from tidegate.adapters.embedded.lake import Lake, Listing
-from tidegate.errors import StorageError
+from tidegate.adapters.embedded.lake import Lake, Listing, NoPackages
 from tidegate.limits import ARCHIVE_NOTE_BYTES_MAX, VERDICTS_MAX
 from tidegate.log.index import Wanted
 from tidegate.log.reading import Read
-from tidegate.ports.archive import Archived, Verdict
+from tidegate.ports.archive import NOTHING, Archived, Verdict
 
 LISTING_AGE_S = 60.0
 """How long the lake's lowest position may be out of date; nothing else waits for it."""
@@ -45,8 +44,12 @@ class Note(NamedTuple):
 
     segment: int
     position: int
-    lake: Path
+    lake: Path | None
     verdicts: tuple[Verdict, ...]
+
+
+NOT_UNDERSTOOD = Note(0, 0, None, ())
+"""There is a pipeline, and nobody knows how far it is: nothing counts as archived."""
 
 
 class LakeArchive:
@@ -65,6 +68,8 @@ class LakeArchive:
         self._note: Note | None = None
         self._lake: Lake | None = None
         self._listing: Listing | None = None  # None: the lake has not been read, or cannot be
+        self._missing = False  # what reads the lake is not installed
+        self._waiting: list[Callable[[], None]] = []  # until the lake can be read
         self._listed_s = 0.0
         self._looking = self._refreshing = False
         self._said: dict[str, str] = {}  # event → the last thing reported of it
@@ -79,8 +84,16 @@ class LakeArchive:
         note, listing = self._note, self._listing
         if note is None:
             return None
-        known = listing is not None and not listing.outgrown(note.position)
-        return Archived(note.segment, note.position, listing.floor if listing and known else None, note.verdicts)
+        if listing is None or self._unknown:
+            return Archived(note.segment, note.position, NOTHING if self._missing else 0, False, note.verdicts)
+        return Archived(note.segment, note.position, listing.floor, True, note.verdicts)
+
+    @property
+    def _unknown(self) -> bool:
+        """Whether the lake has not been read, cannot be at the moment, or has only now begun to fill."""
+        if self._note is None or self._missing:
+            return False
+        return self._listing is None or self._listing.outgrown(self._note.position)
 
     @property
     def damaged(self) -> int:
@@ -103,13 +116,7 @@ class LakeArchive:
             self._loop.run_in_executor(None, self._poll)
 
     def _poll(self) -> None:
-        try:
-            signature, note = self._look()
-        except Exception as error:
-            self._call(self._tell, "archive.unreadable", str(error))
-            self._call(self._looked, self._signature, self._note)
-        else:
-            self._call(self._looked, signature, note)
+        self._call(self._looked, *self._look())
 
     def _looked(self, signature: Signature | None, note: Note | None) -> None:
         self._looking = False
@@ -119,7 +126,7 @@ class LakeArchive:
         if note is None or self._lake is None or self._refreshing:
             return
         aged = self._loop.time() - self._listed_s > LISTING_AGE_S
-        if aged or self._listing is None or self._listing.outgrown(note.position):
+        if aged or self._missing or self._unknown:
             lake, position = self._lake, note.position
             self._refreshing = True
             self._work.put(lambda: self._call(self._refreshed, lake, _refresh(lake, position)))
@@ -135,6 +142,9 @@ class LakeArchive:
                 content = file.read(ARCHIVE_NOTE_BYTES_MAX + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None, None
+        except OSError as error:
+            self._call(self._tell, "archive.unreadable", str(error))
+            return self._signature, self._note or NOT_UNDERSTOOD
         try:
             note = _parse(content, self._data)
             if note.position > self._log_end():
@@ -143,24 +153,36 @@ class LakeArchive:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             why = f"{type(error).__name__}: {error}"
             self._call(self._report, "archive.malformed", {"file": self._path, "why": why})
-            return signature, self._note
+            return signature, self._note or NOT_UNDERSTOOD
 
     def _take(self, note: Note | None) -> None:
         self._note = note
-        folder = note.lake / "messages" if note is not None else None
+        folder = note.lake / "messages" if note is not None and note.lake is not None else None
         if folder != (self._lake.folder if self._lake is not None else None):
             self._lake = Lake(folder, self._lake_reports) if folder is not None else None
             self._listing = None
+            self._missing = False
+        self._release()
 
-    def _refreshed(self, lake: Lake, failure: str) -> None:
+    def _refreshed(self, lake: Lake, failure: Exception | None) -> None:
         self._refreshing = False
         if lake is not self._lake:
             return
-        if not failure:
+        self._missing = isinstance(failure, NoPackages)
+        if failure is None:
             self._listing = lake.listing
             self._listed_s = self._loop.time()
+            self._said.pop("lake.unreadable", None)
         elif self._note is not None and self._note.position:  # else there may be no table yet
-            self._tell("lake.unreadable", failure)
+            self._tell("lake.unreadable", str(failure))
+        self._release()
+
+    def _release(self) -> None:
+        """Those who waited for the lake ask again, once there is an answer."""
+        if not self._unknown:
+            waiting, self._waiting = self._waiting, []
+            for ask in waiting:
+                ask()
 
     # ── the lake ──
 
@@ -168,8 +190,12 @@ class LakeArchive:
         self, position: int, end: int, bytes_max: int, wanted: Wanted | None, done: Callable[[Read], None]
     ) -> None:
         lake, note = self._lake, self._note
+        nothing = Read([], position, 0)
+        if self._unknown:
+            self._waiting.append(lambda: done(nothing))
+            return
         if lake is None or note is None:
-            self._loop.call_soon(done, Read([], position, 0))  # it was there a moment ago: the caller compares again
+            self._loop.call_soon(done, nothing)  # it was there a moment ago: the caller compares again
             return
 
         def work() -> None:
@@ -177,7 +203,7 @@ class LakeArchive:
                 found = lake.read(position, end, bytes_max, wanted, note.position)
             except Exception as error:
                 # Not the content's fault, so it is not given up: the reader stays where it is.
-                self._call(self._later, "lake.unreadable", error, done, Read([], position, 0))
+                self._call(self._later, error, lambda: done(nothing))
             else:
                 self._call(self._found, lake, lake.listing, found, done)
 
@@ -190,25 +216,38 @@ class LakeArchive:
         done(found)
 
     def before(self, time_ms: int) -> int | None:
-        file = next(self._listing.since(time_ms), None) if self._listing is not None else None
-        return None if file is None else file.first
+        listing, note = self._listing, self._note
+        if self._unknown:
+            return 0
+        if listing is None or note is None:
+            return None
+        file = next(listing.since(time_ms), None)
+        if file is not None:
+            return file.first
+        return listing.end if listing.archived < note.position else None
 
     def seek(self, time_ms: int, done: Callable[[int | None], None]) -> None:
-        lake = self._lake
+        lake, note = self._lake, self._note
+        if self._unknown:
+            self._waiting.append(lambda: self.seek(time_ms, done))
+            return
+        if lake is None or note is None or self._missing:
+            self._loop.call_soon(done, None)
+            return
 
         def work() -> None:
             try:
-                found = lake.position_at_time(time_ms) if lake is not None else None
+                found = lake.position_at_time(time_ms, note.position)
             except Exception as error:
-                self._call(self._later, "lake.unreadable", error, lambda _: self.seek(time_ms, done), None)
+                self._call(self._later, error, lambda: self.seek(time_ms, done))
             else:
                 self._call(done, found)
 
         self._work.put(work)
 
-    def _later(self, event: str, error: Exception, function: Callable[[Any], None], argument: object) -> None:
-        self._tell(event, str(error))
-        self._loop.call_later(RETRY_S, function, argument)
+    def _later(self, error: Exception, ask: Callable[[], None]) -> None:
+        self._tell("lake.unreadable", str(error))
+        self._loop.call_later(RETRY_S, ask)
 
     # ── the rest ──
 
@@ -237,13 +276,13 @@ class LakeArchive:
             pass  # the loop is closed: nobody waits any more
 
 
-def _refresh(lake: Lake, archived: int) -> str:
+def _refresh(lake: Lake, archived: int) -> Exception | None:
     """Read the table's log; why that was not possible, if it was not."""
     try:
         lake.refresh(archived)
-    except StorageError as error:
-        return str(error)
-    return ""
+    except Exception as error:  # whatever it is, the thread goes on
+        return error
+    return None
 
 
 def _parse(content: bytes, data: Path) -> Note:

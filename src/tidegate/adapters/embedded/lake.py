@@ -49,6 +49,10 @@ _NO_UUID = bytes(16)
 Report = Callable[[str, Mapping[str, object]], None]
 
 
+class NoPackages(StorageError):
+    """What reads the lake is not installed."""
+
+
 class LakeFile(NamedTuple):
     path: Path
     rows: int
@@ -74,6 +78,11 @@ class Listing:
     @property
     def floor(self) -> int:
         return self.files[0].first if self.files else NOTHING
+
+    @property
+    def end(self) -> int:
+        """The position behind the last one that it knows of."""
+        return self._lasts[-1] + 1 if self.files else 0
 
     def outgrown(self, archived: int) -> bool:
         """Whether its floor means nothing any more: it knows of no file, and now there are some."""
@@ -123,7 +132,7 @@ class Lake:
             from deltalake import DeltaTable
         except ImportError as error:
             hint = "pip install 'tidegate[pipeline]'"
-            raise StorageError(f"reading the lake needs {error.name}, which is not installed: {hint}") from error
+            raise NoPackages(f"reading the lake needs {error.name}, which is not installed: {hint}") from error
         try:
             if not DeltaTable.is_deltatable(str(self.folder)):
                 raise StorageError(f"there is no table in {self.folder}")
@@ -140,7 +149,7 @@ class Lake:
                 self._lose(self.folder / path, rows or 0, "the table's log does not say which positions it holds")
             else:
                 last_ms = NOTHING if time_us is None else time_us // 1000
-                files.append(LakeFile(self.folder / path, rows, first, last, last_ms))
+                files.append(LakeFile(self.folder / path, rows or 0, first, last, last_ms))
         return files
 
     # ── reading ──
@@ -155,10 +164,12 @@ class Lake:
             if budget <= 0:
                 return Read(runs, position, damaged)
             while True:
+                if position < self.listing.floor:
+                    return Read(runs, position, damaged)  # retention has been here: the caller compares
                 file = self.listing.at(position)
                 if file is None and self.listing.archived < archived:
                     self.refresh(archived)
-                    file = self.listing.at(position)
+                    continue
                 if file is None or file.first >= end:
                     return Read(runs, max(position, end), damaged)
                 try:
@@ -169,8 +180,6 @@ class Lake:
                         raise
                     refreshes += 1
                     self.refresh(archived)
-                    if position < self.listing.floor:
-                        return Read(runs, position, damaged)  # retention was here: the caller compares
                     if self.listing.at(position) == file:
                         block, lost = None, self._lose(file.path, file.rows, "the file is missing")
                         break
@@ -184,16 +193,27 @@ class Lake:
                 budget -= spent
         return Read(runs, position, damaged)
 
-    def position_at_time(self, time_ms: int) -> int | None:
-        """The first position with a time not before `time_ms`; None if all are older. Raises OSError."""
+    def position_at_time(self, time_ms: int, archived: int) -> int | None:
+        """The first position with a time not before `time_ms`; None if all are older. Raises like `read`."""
+        found = self._listed_position(time_ms)
+        if found is None and self.listing.archived < archived:
+            self.refresh(archived)
+            found = self._listed_position(time_ms)
+        return found
+
+    def _listed_position(self, time_ms: int) -> int | None:
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
-        for file in self.listing.since(time_ms):
+        listing = self.listing
+        for file in listing.since(time_ms):
             try:
                 rows = pq.read_table(file.path, columns=["position", "time"], use_threads=False)
+            except FileNotFoundError:
+                self.refresh(listing.archived)
+                return file.first if file in self.listing.files else self._listed_position(time_ms)
             except Exception as error:
-                if not _is_damage(error) and not isinstance(error, FileNotFoundError):
+                if not _is_damage(error):
                     raise
                 return file.first  # nobody knows better; whoever reads from here on steps over it
             newer = rows.filter(pc.greater_equal(_milliseconds(rows["time"]), time_ms))

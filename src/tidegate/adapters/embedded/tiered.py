@@ -45,7 +45,7 @@ class TieredLog(EmbeddedLog):
         """The lowest position of the lake if it reaches up to the hot log without a gap."""
         archived = self._archive.archived
         first = self._store.first
-        if archived is None or archived.floor is None or first is None or archived.segment < first.sequence:
+        if archived is None or first is None or archived.segment < first.sequence:
             return NOTHING
         return archived.floor
 

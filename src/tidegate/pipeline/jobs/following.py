@@ -30,8 +30,8 @@ class Step(NamedTuple):
 def next_step(
     files: Sequence[LakeFile], column: str, reached: int, end: int | None = None, rows_max: int = STEP_ROWS
 ) -> Step | None:
-    """The next step from `reached` on, but not beyond `end`; None if there is nothing yet. A file's row counts even if
-    it lies before `reached`: `rows` and `left_rows` are upper bounds."""
+    """The next step from `reached` on, but not beyond `end`; None if there is nothing yet. `rows` and `left_rows` are
+    upper bounds."""
     ahead = [file for file in files if file.high[column] >= reached and (end is None or file.low[column] < end)]
     if not ahead:
         return None
@@ -43,8 +43,13 @@ def next_step(
     return Step(
         reached,
         reach if end is None else min(reach, end),
-        sum(file.rows for file in taken),
+        sum(_rows_from(file, column, reached) for file in taken),
         sum(file.rows for file in ahead),
         min(file.low["time"] for file in taken),
         max(file.high["time"] for file in taken),
     )
+
+
+def _rows_from(file: LakeFile, column: str, reached: int) -> int:
+    """At most so many of its rows have not been taken yet: a file that compaction has made may reach far back."""
+    return min(file.rows, int(file.high[column]) - reached + 1)
