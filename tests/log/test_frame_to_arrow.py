@@ -54,7 +54,7 @@ def test_payloads_are_not_copied() -> None:
     assert start < address < start + len(frame)
 
 
-@pytest.mark.parametrize("raw", [b"", bytes(100), encode_changes([b"x"], 0, 0)])
+@pytest.mark.parametrize("raw", [b"", bytes(100), encode_changes([b"x"], 0, 0)], ids=["nothing", "zeros", "changes"])
 def test_what_is_no_messages_frame_is_refused(raw: bytes) -> None:
     with pytest.raises(ValueError, match="no MESSAGES frame"):
         frame_to_arrow(raw)

@@ -4,6 +4,7 @@ lost, what is lost is told, and the jobs go on (C12).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -418,8 +419,11 @@ def test_an_older_copy_of_the_log_is_refused(context: Context, writer: LogWriter
 
 def pythons() -> list[psutil.Process]:
     """Spark's Python workers, and what they are forked from."""
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if "pyspark.daemon" in " ".join(child.cmdline())]
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            found += [child] if "pyspark.daemon" in child.cmdline() else []
+    return found
 
 
 class SmallDisk:
@@ -444,22 +448,18 @@ class SmallFiles:
     """No worker may write a file of any size."""
 
     def __init__(self) -> None:
-        self.limited: list[tuple[psutil.Process, int]] = []
+        self.hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 
     def fill(self) -> None:
-        for each in pythons():
-            hard = resource.prlimit(each.pid, resource.RLIMIT_FSIZE)[1]
-            resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (100, hard))
-            self.limited.append((each, hard))
-        assert self.limited
+        limited = pythons()
+        for each in limited:
+            resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (100, self.hard))
+        assert limited
 
     def relieve(self) -> None:
-        for each, hard in self.limited:
-            if each.is_running():
-                resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (hard, hard))
-        for each in pythons():  # forked meanwhile
-            hard = resource.prlimit(each.pid, resource.RLIMIT_FSIZE)[1]
-            resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        for each in pythons():  # also those that were forked meanwhile
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (self.hard, self.hard))
 
 
 @pytest.fixture(params=["small disk", "small files"])
