@@ -451,9 +451,11 @@ class SmallFiles:
         self.hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 
     def fill(self) -> None:
-        limited = pythons()
-        for each in limited:
-            resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (100, self.hard))
+        limited = 0
+        for each in pythons():
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (100, self.hard))
+                limited += 1
         assert limited
 
     def relieve(self) -> None:
