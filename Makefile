@@ -41,7 +41,7 @@ bench-pipeline: $(DEV_STAMP) ## measure the Spark pipeline
 	$(BIN)/python bench/pipeline.py $(ARGS)
 	$(BIN)/python bench/report.py
 
-torture: $(DEV_STAMP) ## the crash tests with KILLS kills (default 2000) and a million sessions
+torture: $(DEV_STAMP) ## the crash tests with KILLS kills (default 2000), 60 of the pipeline, and a million sessions
 	TORTURE=1 TORTURE_KILLS=$(KILLS) $(BIN)/python -m pytest --timeout=0 tests/faults $(ARGS)
 
 docs: $(DEV_STAMP) ## regenerate docs/requirements.md from the tests' marks
