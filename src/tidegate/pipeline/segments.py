@@ -8,6 +8,7 @@ newest segment is not there yet: the broker is about to finish it, or will cut i
 from __future__ import annotations
 
 import mmap
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from tidegate.log.frame import (
     decode_messages,
     parse_header,
 )
-from tidegate.log.index import TopicIndex
+from tidegate.log.index import INDEX_HEADER_BYTES, IndexHeader, TopicIndex, parse_index_header
 from tidegate.log.recovery import POSITION_GAP
 from tidegate.log.run import Run
 from tidegate.log.segment import (
@@ -50,6 +51,8 @@ SPLIT_BYTES = 64 << 20
 SMALL_FRAME = 64
 """Frames with fewer messages are gathered before they become Arrow: a batch has a price of its own."""
 BATCH_ROWS = 65_536
+COLUMNS_KEPT_MAX = 16
+"""Finished segments whose frame tables are kept, at most some 20 MB each."""
 
 _MASK = 0xFFFFFFFF
 
@@ -103,52 +106,69 @@ class Lost:
     raw: bytes
 
 
+class _Columns(NamedTuple):
+    """The frames of a segment, one entry each."""
+
+    offsets: npt.NDArray[np.int64]
+    bases: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]  # 0 for changes
+    times: npt.NDArray[np.int64]  # the newest so far
+
+
 class _Frames:
-    """Where the frames of one segment are. Grows while the segment does."""
+    """Where the frames of one segment are. Grows while the segment does; a finished one is looked up in its index, and
+    what was found there can be forgotten."""
 
     def __init__(self, path: Path, header: SegmentHeader) -> None:
         self.path = path
         self.header = header
-        self.end = SEGMENT_HEADER_BYTES  # bytes looked at
-        self.end_position = header.base
-        self.offsets: list[int] | npt.NDArray[np.int64] = []
-        self.bases: list[int] | npt.NDArray[np.int64] = []
-        self.counts: list[int] | npt.NDArray[np.int64] = []  # 0 for changes
-        self.times: list[int] | npt.NDArray[np.int64] = []  # the newest so far
         self.finished = False
-        self._newest_ms = 0
+        self.kept: _Columns | None = None
+        self._from_the_start()
 
-    def load_index(self) -> bool:
-        """Take everything from the segment's index, if there is one that fits."""
-        try:
-            size = self.path.stat().st_size
+    def _from_the_start(self) -> None:
+        self.end = SEGMENT_HEADER_BYTES  # bytes looked at
+        self.end_position = self.header.base
+        self.newest_ms = 0
+        self._indexed = False
+        self._seen = array("q"), array("q"), array("q"), array("q")  # as _Columns
+
+    def columns(self) -> _Columns:
+        if not self._indexed:
+            return _Columns(*(np.array(each, np.int64) for each in self._seen))
+        if self.kept is None:
             index = TopicIndex.load(_map(self.path.with_name(index_name(self.header.sequence))))
+            if index is None or not self._fits(index.header):
+                self._from_the_start()
+                self.finished = False
+                self._scan(newest=False)
+                return self.columns()
+            self.kept = _columns_of(index)
+        return self.kept
+
+    def _fits(self, index: IndexHeader) -> bool:
+        return index.segment_bytes == self.path.stat().st_size and index.writer == self.header.writer
+
+    def _find_index(self) -> bool:
+        """Whether the segment has an index, which says how far it reaches."""
+        try:
+            with self.path.with_name(index_name(self.header.sequence)).open("rb") as file:
+                index = parse_index_header(file.read(INDEX_HEADER_BYTES))
         except FileNotFoundError:
             return False
-        known = index.header if index is not None else None
-        if index is None or known is None or known.segment_bytes != size or known.writer != self.header.writer:
+        if index is None or not self._fits(index):
             return False
-        changes = np.asarray(index.changes_offsets, np.int64)
-        offsets = np.concatenate([np.asarray(index.offsets, np.int64), changes])
-        order = np.argsort(offsets, kind="stable")
-        self.offsets = offsets[order]
-        bases = np.concatenate([np.asarray(index.bases, np.int64), np.asarray(index.changes_bases, np.int64)])
-        self.bases = bases[order]
-        none = np.zeros(len(changes), np.int64)
-        self.counts = np.concatenate([np.asarray(index.counts, np.int64), none])[order]
-        times = np.concatenate([np.asarray(index.times, np.int64), none])[order]
-        self.times = np.maximum.accumulate(times) if len(times) else times
-        self.end, self.end_position, self.finished = size, known.end, True
+        self.end, self.end_position, self.newest_ms = index.segment_bytes, index.end, index.last_time_ms
+        self._indexed = self.finished = True
+        self._seen = array("q"), array("q"), array("q"), array("q")
         return True
 
     def grow(self, newest: bool) -> None:
         """Look at what was appended since. `newest`: what is not whole may still become so."""
-        if self.finished:
-            return
-        if not newest and self.load_index():
-            return
-        assert isinstance(self.offsets, list) and isinstance(self.times, list)
-        assert isinstance(self.bases, list) and isinstance(self.counts, list)
+        if not self.finished and (newest or not self._find_index()):
+            self._scan(newest)
+
+    def _scan(self, newest: bool) -> None:
         start = self.end
         buf = _tail(self.path, start)  # a copy: a mapped file that the broker cuts meanwhile would kill us
         size = len(buf)
@@ -168,28 +188,43 @@ class _Frames:
         else:
             at = size  # what is not valid here is damage, for whoever reads it to report
             self.finished = True
+        offsets, bases, counts, times = self._seen
         for offset, header in found:
-            self._newest_ms = max(self._newest_ms, header.time_ms)
-            self.offsets.append(start + offset)
-            self.bases.append(header.base)
-            self.counts.append(header.count if header.kind == MESSAGES else 0)
-            self.times.append(self._newest_ms)
+            self.newest_ms = max(self.newest_ms, header.time_ms)
+            offsets.append(start + offset)
+            bases.append(header.base)
+            counts.append(header.count if header.kind == MESSAGES else 0)
+            times.append(self.newest_ms)
             self.end_position = header.end
         self.end = start + at
 
     def boundary(self, byte: int) -> int:
         """The first frame that begins at or after `byte`, as an ordinal."""
-        return int(np.searchsorted(np.asarray(self.offsets), byte))
+        return int(np.searchsorted(self.columns().offsets, byte))
 
     def byte_of(self, ordinal: int) -> int:
-        return int(self.offsets[ordinal]) if ordinal < len(self.offsets) else self.end
+        offsets = self.columns().offsets
+        return int(offsets[ordinal]) if ordinal < len(offsets) else self.end
 
     def position_of(self, ordinal: int) -> int:
-        return int(self.bases[ordinal]) if ordinal < len(self.bases) else self.end_position
+        bases = self.columns().bases
+        return int(bases[ordinal]) if ordinal < len(bases) else self.end_position
 
     def end_before(self, ordinal: int) -> int:
         """The position after the frame before. What follows it may be damaged, and then no frame that is known."""
-        return int(self.bases[ordinal - 1] + self.counts[ordinal - 1]) if ordinal else self.header.base
+        columns = self.columns()
+        return int(columns.bases[ordinal - 1] + columns.counts[ordinal - 1]) if ordinal else self.header.base
+
+
+def _columns_of(index: TopicIndex) -> _Columns:
+    changes = np.asarray(index.changes_offsets, np.int64)
+    none = np.zeros(len(changes), np.int64)
+    offsets = np.concatenate([np.asarray(index.offsets, np.int64), changes])
+    order = np.argsort(offsets, kind="stable")
+    bases = np.concatenate([np.asarray(index.bases, np.int64), np.asarray(index.changes_bases, np.int64)])
+    counts = np.concatenate([np.asarray(index.counts, np.int64), none])
+    times = np.concatenate([np.asarray(index.times, np.int64), none])[order]
+    return _Columns(offsets[order], bases[order], counts[order], np.maximum.accumulate(times) if len(times) else times)
 
 
 def _whole(buf: Buffer, found: list[tuple[int, FrameHeader]], end: int) -> int:
@@ -239,7 +274,14 @@ class LogFolder:
                 continue  # trimmed by the broker since the folder was read
             known[sequence] = frames
         self._known = known
+        self._forget()
         return list(known.values())
+
+    def _forget(self) -> None:
+        """The columns of old segments, except for a few: there may be thousands of segments."""
+        kept = [frames for frames in self._known.values() if frames.kept is not None]
+        for frames in kept[: -COLUMNS_KEPT_MAX]:
+            frames.kept = None
 
     def start(self) -> Place:
         """The first place that is still there."""
@@ -273,16 +315,16 @@ class LogFolder:
         """Where the frame with `position` begins, or else the first one after it; the end if there is none."""
         for frames in self.refresh():
             if frames.end_position > position:
-                ends = np.asarray(frames.bases, np.int64) + np.asarray(frames.counts, np.int64)
-                ordinal = int(np.searchsorted(ends, position, side="right"))
+                columns = frames.columns()
+                ordinal = int(np.searchsorted(columns.bases + columns.counts, position, side="right"))
                 return Place(place(frames.header.sequence, frames.byte_of(ordinal)), frames.position_of(ordinal))
         return self.end()
 
     def place_at_time(self, time_ms: int) -> Place:
         """The first place whose messages are not older than `time_ms`; the end if there is none."""
         for frames in self.refresh():
-            if len(frames.times) and frames.times[-1] >= time_ms:
-                ordinal = int(np.searchsorted(np.asarray(frames.times), time_ms))
+            if frames.newest_ms >= time_ms and frames.end > SEGMENT_HEADER_BYTES:
+                ordinal = int(np.searchsorted(frames.columns().times, time_ms))
                 return Place(place(frames.header.sequence, frames.byte_of(ordinal)), frames.position_of(ordinal))
         return self.end()
 
@@ -321,10 +363,11 @@ class LogFolder:
             sequence = frames.header.sequence
             if not start.sequence <= sequence <= end.sequence:
                 continue
+            columns = frames.columns()
             first = frames.boundary(start.byte) if sequence == start.sequence else 0
-            last = frames.boundary(end.byte) + 1 if sequence == end.sequence else len(frames.offsets)
-            bases = np.asarray(frames.bases[first:last], np.int64)
-            ends = bases + np.asarray(frames.counts[first:last], np.int64)
+            last = frames.boundary(end.byte) + 1 if sequence == end.sequence else len(columns.offsets)
+            bases = columns.bases[first:last]
+            ends = bases + columns.counts[first:last]
             wanted = np.maximum(np.minimum(ends, end.position) - np.maximum(bases, start.position), 0)
             totals = np.cumsum(wanted)
             at = int(np.searchsorted(totals, rows, side="right"))
@@ -363,23 +406,21 @@ class LogFolder:
 
 
 def _cut(frames: _Frames, start: int, end: int, bytes_max: int, next_base: int | None) -> Iterator[Split]:
-    counts = np.asarray(frames.counts, np.int64)
+    offsets, bases, counts, _ = frames.columns()
     while start < end:
-        ordinal = frames.boundary(start)
-        stop = min(frames.boundary(start + bytes_max), len(frames.offsets))
+        ordinal, stop = np.searchsorted(offsets, (start, start + bytes_max)).tolist()
         stop = max(stop, ordinal + 1)
-        upto = min(frames.byte_of(stop), end)
-        if stop >= len(frames.offsets):
-            upto = end
+        upto = min(int(offsets[stop]), end) if stop < len(offsets) else end
+        after = int(np.searchsorted(offsets, upto))
         yield Split(
             str(frames.path),
             frames.header.sequence,
             start,
             upto,
             frames.header.writer,
-            frames.end_before(ordinal),
-            int(counts[ordinal : frames.boundary(upto)].sum()),
-            next_base if upto == frames.end else frames.position_of(frames.boundary(upto)),
+            int(bases[ordinal - 1] + counts[ordinal - 1]) if ordinal else frames.header.base,
+            int(counts[ordinal:after].sum()),
+            next_base if upto == frames.end else int(bases[after]) if after < len(bases) else frames.end_position,
         )
         start = upto
 
