@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from tidegate.pipeline.spark import spark_session
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run in several processes, all of these run in one of them."""
     for item in items:
