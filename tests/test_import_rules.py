@@ -29,7 +29,7 @@ ROOMS = {
     "client": BASE | {"wire"},
     "pipeline": BASE
     | {"config", "client", "router.filters", "session.changes", "session.stored"}
-    | {"log.run", "log.frame", "log.segment", "log.index", "log.recovery", "log.snapshot"},
+    | {"log.run", "log.frame", "log.segment", "log.index", "log.recovery", "log.snapshot", "log.files.disk"},
     "errors": set(),
     "limits": set(),
     "config": BASE,

@@ -7,7 +7,6 @@ and whoever started it starts it again: everything that counts is in the lake.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
@@ -24,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from tidegate.config import Config
 from tidegate.errors import StorageError
+from tidegate.log.files.disk import Held, lock_file
 from tidegate.pipeline import damage
 from tidegate.pipeline.handover import tell_broker
 from tidegate.pipeline.jobs import (
@@ -280,16 +280,7 @@ def _brief(error: BaseException) -> str:
 def _lock(folder: Path) -> int:
     """One driver for a data folder. The file names the process."""
     folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / "pid", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(fd)
+        return lock_file(folder / "pid")
+    except Held as owner:
         raise AlreadyRunning(f"a pipeline already runs for {folder.parent}: process {owner}") from None
-    try:
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-    except OSError:
-        pass  # the lock holds without the note
-    return fd

@@ -1,8 +1,9 @@
-"""The few operations on files that need care, for `files` and `snapshot`."""
+"""The few operations on files that need care, for whoever keeps some: `files`, `snapshot`, the pipeline."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -50,3 +51,24 @@ def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
         raise
     if durable:
         fsync_folder(path.parent)
+
+
+class Held(Exception):
+    """Another process has the lock; the message is its id."""
+
+
+def lock_file(path: Path) -> int:
+    """Lock `path` for this process and note its id there; the lock ends with the descriptor. Raises Held."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise Held(owner) from None
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+    except OSError:
+        pass  # the lock holds without the note
+    return fd

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 import threading
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tidegate.errors import DiskFull, FolderLocked, StorageError
-from tidegate.log.files.disk import fsync_folder, replace_file, storage_error, write_all
+from tidegate.log.files.disk import Held, fsync_folder, lock_file, replace_file, storage_error, write_all
 from tidegate.log.files.segment_file import SegmentFile
 from tidegate.log.frame import WRITER, frame_entries
 from tidegate.log.index import (
@@ -413,19 +412,10 @@ def _ours(name: str) -> bool:
 
 
 def _lock(folder: Path) -> int:
-    fd = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(fd)
+        return lock_file(folder / "LOCK")
+    except Held as owner:
         raise FolderLocked(f"{folder} is in use by process {owner}") from None
-    try:
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-    except OSError:
-        pass  # the lock holds without the note
-    return fd
 
 
 def _read_marker(folder: Path) -> tuple[int, int, int] | None:
