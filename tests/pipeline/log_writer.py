@@ -41,3 +41,15 @@ class LogWriter:
 
 def run(topic: bytes, *payloads: bytes, flags: int = 1, publisher: bytes = b"p", tenant: bytes = b"") -> Run:
     return Run(topic, publisher, tenant, flags, list(payloads))
+
+
+def write_damaged(folder: Path) -> None:
+    """A closed log of three frames with 100 messages each, of which the second has a flipped bit."""
+    writer = LogWriter(folder)
+    for i in range(3):
+        writer.messages(100, start=100 * i)
+    writer.close()
+    path = sorted(folder.glob("*.log"))[0]
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)

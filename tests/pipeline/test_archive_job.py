@@ -13,7 +13,7 @@ import duckdb
 import polars
 import pytest
 from deltalake.exceptions import DeltaError
-from log_writer import LogWriter, run
+from log_writer import LogWriter, run, write_damaged
 from pyspark.sql import SparkSession
 
 from tidegate.config import Config
@@ -149,14 +149,7 @@ def test_of_two_drivers_one_is_refused(context: Context, writer: LogWriter) -> N
 @pytest.mark.req("P.3", "P.11")
 @pytest.mark.attack("C4", "C12")
 def test_a_corrupt_frame_goes_to_quarantine_and_the_rest_is_archived(context: Context, tmp_path: Path) -> None:
-    writer = LogWriter(tmp_path / "log")
-    for i in range(3):
-        writer.messages(100, start=100 * i)
-    writer.close()
-    path = sorted((tmp_path / "log").glob("*.log"))[0]
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    path.write_bytes(raw)
+    write_damaged(tmp_path / "log")
     batch = archive.run(context)
     assert batch is not None and batch.quarantined == 1
     assert positions(context) == [*range(100), *range(200, 300)]

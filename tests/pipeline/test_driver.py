@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 from jobs_kit import context_of
-from log_writer import LogWriter
+from log_writer import LogWriter, write_damaged
 from pyspark.sql import SparkSession
 
 from tidegate.config import Config, Pipeline
@@ -141,14 +141,7 @@ def test_a_job_that_fails_is_told_and_tried_again_with_growing_pauses_while_the_
 def test_every_job_reports_lag_rate_last_batch_failures_and_quarantine(
     driver: Driver, config: Config, tmp_path: Path
 ) -> None:
-    writer = LogWriter(tmp_path / "log")
-    for i in range(3):
-        writer.messages(100, start=100 * i)
-    writer.close()
-    path = sorted((tmp_path / "log").glob("*.log"))[0]
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    path.write_bytes(raw)
+    write_damaged(tmp_path / "log")
     assert driver.run(once=True) == 0
     status = status_of(config)
     assert status["state"] == "stopped"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from log_writer import START_MS, LogWriter, run
+from log_writer import START_MS, LogWriter, run, write_damaged
 
 from tidegate.log.frame import encode_changes, encode_messages, parse_header
 from tidegate.log.run import Run
@@ -124,14 +124,7 @@ def test_a_torn_tail_is_damage_once_a_new_segment_follows(tmp_path: Path, folder
 
 @pytest.mark.attack("C4")
 def test_a_flipped_bit_is_lost_and_told_and_the_rest_is_read(tmp_path: Path, folder: LogFolder) -> None:
-    writer = LogWriter(tmp_path / "log")
-    for i in range(3):
-        writer.messages(100, start=100 * i)
-    writer.close()
-    path = sorted((tmp_path / "log").glob("*.log"))[0]
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    path.write_bytes(raw)
+    write_damaged(tmp_path / "log")
     lost: list[Lost] = []
     found: list[int] = []
     for split in folder.splits(folder.start().place, folder.end().place):
