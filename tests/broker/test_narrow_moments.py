@@ -141,6 +141,36 @@ def test_what_comes_again_from_the_disk_stays_within_the_window():
     assert len(payloads(again)) == 2
 
 
+@pytest.mark.req("S1.20")
+@pytest.mark.attack("C9")
+@pytest.mark.parametrize("window", [2, 5, 100])
+@pytest.mark.parametrize("tail_bytes", [1, 1 << 20])
+def test_what_went_out_as_one_flight_comes_again_topic_by_topic_with_the_same_identifiers(tail_bytes, window):
+    simulated = SimulatedBroker(tail_bytes=tail_bytes)
+    sub = subscribed(simulated, "s", b"#", 1)
+    publisher = simulated.client("publisher")
+    publisher.send(*(Publish(b"t/%d" % (i % 7), b"%d" % i, 1, packet_id=i + 1) for i in range(20)))
+    simulated.rest()
+    first = {packet.packet_id: (packet.topic, packet.payload) for packet in sub.only(Publish)}
+    assert len(first) == 20 and len(simulated.broker.sessions[b"s"].flights.queue) == 1
+    publish(simulated, (b"later", 1))  # with a tail of one byte, only this is then in memory
+    sub.send(Puback(1), Puback(11))
+    simulated.rest()
+    sub.drop()
+    again = SimulatedClient(simulated, 5)
+    again.connect("s", **KEPT, receive_maximum=window)
+    simulated.rest()
+    seen = []
+    while found := again.only(Publish):
+        assert len(found) <= window
+        seen += found
+        again.send(*(Puback(packet.packet_id) for packet in found))
+        simulated.rest()
+    assert all(packet.dup for packet in seen)
+    assert [packet.payload for packet in seen] == [b"%d" % i for i in range(20) if i not in (0, 10)] + [b"later"]
+    assert all(first[packet.packet_id] == (packet.topic, packet.payload) for packet in seen[:-1])
+
+
 # ── coming to and leaving a shared group ──
 
 

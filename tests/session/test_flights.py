@@ -30,6 +30,33 @@ def acknowledge(flights: Flights, pid: int) -> None:
     flights.finish(flights.isolate(flight, pid))
 
 
+def test_messages_that_follow_the_last_flight_in_everything_are_counted_to_it():
+    flights = Flights()
+    first = flights.sent(flights.take(3), 3, 100, READER)
+    assert flights.sent(flights.take(2), 2, 103, READER) is first
+    assert (first.pid, first.base, first.count, flights.unfinished) == (1, 100, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("next_pid", "before", "base", "reader"),
+    [
+        (1, Flight(1, 3, 100, 1, READER), 104, READER),
+        (1, Flight(1, 3, 100, 1, READER), 103, OTHER),
+        (1, Flight(1, 3, 100, 2, READER), 103, READER),
+        (1, Flight(1, 3, 100, 1, READER, State.DONE), 103, READER),
+        (PACKET_IDS - 2, Flight(PACKET_IDS - 2, 3, 100, 1, READER), 103, READER),
+    ],
+    ids=["a gap between", "another reader", "QoS 2", "finished", "identifiers begin again"],
+)
+def test_other_messages_are_a_flight_of_their_own(next_pid, before, base, reader):
+    flights = Flights(next_pid)
+    flights.take(3)
+    flights.add(before)
+    own = flights.sent(flights.take(1), 1, base, reader)
+    assert own is not before and before.count == 3
+    assert (own.count, own.base, own.reader) == (1, base, reader) and list(flights.queue) == [before, own]
+
+
 def test_identifiers_follow_each_other_and_begin_again_at_1():
     flights = Flights(next_pid=PACKET_IDS - 1)
     assert [flights.take(1) for _ in range(3)] == [PACKET_IDS - 1, PACKET_IDS, 1]

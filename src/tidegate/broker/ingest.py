@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidegate.delivery.encode import KEY_V4_QOS0, KEY_V4_QOS1, KEY_V5_QOS0, KEY_V5_QOS1
-from tidegate.delivery.routes import Route
 from tidegate.errors import MalformedPacket, ProtocolViolation, Refused
 from tidegate.limits import CONNECT_BYTES_MAX, TICK_BYTES_MAX
 from tidegate.log.run import Run
@@ -49,7 +48,9 @@ def ingest(broker: Broker, link: Link, data: bytes) -> None:
         if fast:
             began = pos
             if first == PUBLISH_QOS1:
-                pos = _publishes_qos1(broker, link, data, pos, end)
+                pos = _lone_publishes_qos1(broker, link, data, pos, end)
+                if pos == began:
+                    pos = _publishes_qos1(broker, link, data, pos, end)
             elif first == PUBLISH_QOS0:
                 pos = _publishes_qos0(broker, link, data, pos, end)
             elif first == PUBACK:
@@ -93,6 +94,60 @@ def ingest(broker: Broker, link: Link, data: bytes) -> None:
         broker.request_tick()
 
 
+def _lone_publishes_qos1(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> int:
+    """Take plain QoS 1 publishes as long as none is followed by another for its topic: where they end.
+
+    Many devices on one connection, a bridge, a replay: each message is a run of its own, and the loop has no call
+    per message that it can do without. Returns `pos` itself if the first is not such a packet."""
+    routes = broker.table.routes
+    publisher, tenant, v5 = link.client_id, broker.tenant, link.v5
+    skip = 3 if v5 else 2  # the packet id, and for MQTT 5 the length of no properties
+    began = pos
+    runs: list[Run] = []
+    pids: list[bytes] = []
+    matched = True
+    while pos + 4 < end and data[pos] == PUBLISH_QOS1:
+        length = data[pos + 1]
+        if length < 0x80:
+            body = pos + 2
+        else:
+            length = length & 0x7F | data[pos + 2] << 7
+            if length >= 0x4000:
+                break
+            body = pos + 3
+        after = body + length
+        if after > end:
+            break
+        pid_at = body + 2 + (data[body] << 8 | data[body + 1])
+        content = pid_at + skip
+        if content > after or (v5 and data[content - 1]):
+            break
+        topic = data[body + 2 : pid_at]
+        if after + 1 < end and data.startswith(topic, after + (4 if data[after + 1] < 0x80 else 5)):
+            break
+        pid = data[pid_at : pid_at + 2]
+        route = routes.get(topic) or broker.table.admit(topic)
+        if route is None or pid == NO_PID:
+            break
+        if route.matched is not matched:
+            if pids:
+                _acknowledge(broker, link, pids, matched)
+                pids = []
+            matched = route.matched
+        pids.append(pid)
+        run = Run(route.topic, publisher, tenant, 1, [data[content:after]])
+        run.route = route
+        runs.append(run)
+        pos = after
+    if runs:
+        _acknowledge(broker, link, pids, matched)
+        broker.runs += runs
+        broker.pending += len(runs)
+        broker.pending_bytes += pos - began
+        broker.counters.messages_received += len(runs)
+    return pos
+
+
 def _publishes_qos1(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> int:
     """Take the run of plain QoS 1 publishes to one topic that begins at `pos`: where it ends.
 
@@ -118,14 +173,6 @@ def _publishes_qos1(broker: Broker, link: Link, data: bytes, pos: int, end: int)
         if route is None:
             return pos
     prefix = data[body:pid_at]  # the topic with its length, as the packets of the run repeat it
-    if not (data.startswith(prefix, after + 2) or data.startswith(prefix, after + 3)):
-        # The next message is for another topic: many devices on one connection, a bridge, a replay.
-        pid, content = data[pid_at : pid_at + 2], data[pid_at + 2 : after]
-        run = Run(topic, link.client_id, broker.tenant, 1, [content[1:] if v5 else content])
-        run.variants = {KEY_V5_QOS1 if v5 else KEY_V4_QOS1: [data[pos:pid_at], pid, content]}
-        _take_qos1(broker, link, run, route, [pid])
-        broker.pending_bytes += after - pos
-        return after
     prefix_length = pid_at - body
     began = pos
     stride = after - pos
@@ -159,26 +206,28 @@ def _publishes_qos1(broker: Broker, link: Link, data: bytes, pos: int, end: int)
         pid_at = body + prefix_length
         if pid_at + 2 + v5 > after or (v5 and data[pid_at + 2]):
             break
+    pids = parts[1::3]
+    if NO_PID in pids:
+        raise ProtocolViolation("PUBLISH with packet id 0")  # [MQTT-2.2.1-3]
     payloads = [tail[1:] for tail in parts[2::3]] if v5 else parts[2::3]
     run = Run(topic, link.client_id, broker.tenant, 1, payloads)
     run.variants = {KEY_V5_QOS1 if v5 else KEY_V4_QOS1: parts}
-    _take_qos1(broker, link, run, route, parts[1::3])
+    run.route = route
+    broker.runs.append(run)
+    _acknowledge(broker, link, pids, route.matched)
+    broker.pending += run.count
+    broker.counters.messages_received += run.count
     broker.pending_bytes += pos - began
     return pos
 
 
-def _take_qos1(broker: Broker, link: Link, run: Run, route: Route, pids: list[bytes]) -> None:
-    if NO_PID in pids:
-        raise ProtocolViolation("PUBLISH with packet id 0")  # [MQTT-2.2.1-3]
-    run.route = route
-    broker.runs.append(run)
+def _acknowledge(broker: Broker, link: Link, pids: list[bytes], matched: bool) -> None:
+    """With the tick's append; what follows each other is answered in one."""
     acks = broker.acks
-    if acks and acks[-1][0] is link and acks[-1][2] is route.matched:
-        acks[-1][1].extend(pids)  # one answer for all of them
+    if acks and acks[-1][0] is link and acks[-1][2] is matched:
+        acks[-1][1].extend(pids)
     else:
-        acks.append((link, pids, route.matched))
-    broker.pending += run.count
-    broker.counters.messages_received += run.count
+        acks.append((link, pids, matched))
 
 
 def _publishes_qos0(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> int:

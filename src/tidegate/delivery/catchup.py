@@ -12,6 +12,7 @@ from tidegate.delivery.dispatcher import Dispatcher, replay_properties
 from tidegate.delivery.encode import blob, encode_one, property_block
 from tidegate.delivery.group import Group
 from tidegate.delivery.routes import Target
+from tidegate.delivery.tail import run_at
 from tidegate.limits import (
     CATCH_UP_BYTES,
     CATCH_UP_HELD_BYTES_MAX,
@@ -98,13 +99,14 @@ class CatchUp:
         index = tail.batch_at(reader.cursor)
         while index < len(tail.batches):
             batch = tail.batches[index]
-            for run in batch:
+            first = run_at(batch, reader.cursor)
+            some = batch[first : first + budget]
+            for run in some:
                 if not self._offer(reader, run):
                     return
-            last = batch[-1]
-            reader.cursor = max(reader.cursor, last.base + last.count)
-            budget -= len(batch)
-            if budget <= 0:
+            reader.cursor = max(reader.cursor, some[-1].base + some[-1].count)
+            budget -= len(some)
+            if not budget:
                 self.dispatcher.queue(reader)
                 return
             index += 1
@@ -139,16 +141,13 @@ class CatchUp:
         link: Link = target.link  # type: ignore[assignment]
         if link.out_bytes > SEND_BYTES_MAX:
             return start
+        if qos < 2 and run.count == 1 and run.properties is None:
+            return dispatcher.send_lone(reader, target, run, qos)
         if qos:
             return dispatcher.send_run(reader, target, run, start, qos)
-        if start:
+        if start or run.count == 1:  # a variant of one message is not worth keeping
             return dispatcher.deliver_plainly(reader, target, run, start, True)
-        if run.count == 1:  # quickly made: not worth keeping ready
-            block = property_block(run, 0, target.sub_ids, 0) if target.v5 else b""
-            data = encode_one(run, 0, v5=target.v5, qos=0, retain=False, dup=False, pid=b"", block=block)
-        else:
-            data = blob(run, target.key0)
-        dispatcher.emit(link, data)
+        dispatcher.emit(link, blob(run, target.key0))
         dispatcher.counters.publishes_sent += run.count
         return run.count
 
@@ -177,9 +176,11 @@ class CatchUp:
         if run.topic in targets:
             known: Target | None = targets[run.topic]
             return known
-        found = self._matching(session, run.topic)
-        target = targets[run.topic] = Target(reader, session.link, found) if found else None
-        return target
+        matching = tuple(self._matching(session, run.topic))
+        if matching not in targets:
+            targets[matching] = Target(reader, session.link, matching) if matching else None
+        targets[run.topic] = targets[matching]
+        return targets[matching]  # type: ignore[no-any-return]
 
     def _matching(self, session: Session, topic: bytes) -> list[Subscription]:
         if len(session.subscriptions) <= NAIVE_FILTERS_MAX:
@@ -249,14 +250,15 @@ class CatchUp:
         reader.held_bytes = sum(map(len, [p for run in runs for p in run.payloads])) + 200 * len(runs)
         self.held_bytes += reader.held_bytes
 
-    def _fetch(self, reader: Reader, position: int, count: int, use: Callable[[Run | None], None]) -> None:
-        """The run that holds `position`, from memory now or from disk later."""
+    def _fetch(self, reader: Reader, position: int, count: int, use: Callable[[list[Run]], None]) -> None:
+        """Runs from `position` on, as they follow each other: from memory now, or from disk later. None if that
+        position is no longer stored."""
         run = self.dispatcher.tail.find(position)
         if run is not None:
-            use(run)
+            use([run])
             return
         if position < self.dispatcher.log.floor:
-            use(None)
+            use([])
             return
         reader.reading = True
 
@@ -264,7 +266,7 @@ class CatchUp:
             reader.reading = False
             if self.dispatcher.attached(reader):
                 if read.next_position > position:  # else it was not read, and is asked for again
-                    use(next((r for r in read.runs if r.base <= position < r.base + r.count), None))
+                    use(_following(read.runs, position))
                 self.dispatcher.queue(reader)
 
         self.dispatcher.log.read(position, position + count, CATCH_UP_BYTES, None, done)
@@ -285,13 +287,18 @@ class CatchUp:
                 self.dispatcher.block(reader, reader.cursor)
                 return False
 
-            def use(run: Run | None, flight: Flight = flight) -> None:
-                if session.link is not link or pending[:1] != [flight] or link.on_wire >= link.window:
+            def use(runs: list[Run], flight: Flight = flight) -> None:
+                if session.link is not link or pending[:1] != [flight]:
                     return  # so much has happened while it was read
-                pending.pop(0)
-                if run is None:
-                    run = self.retained_at(flight.base)
-                self._send_again(session, link, flight, run)
+                retained = None if runs else self.retained_at(flight.base)
+                for run in runs or (retained,):
+                    if not pending or flight is not pending[0] or link.on_wire >= link.window:
+                        return
+                    pending.pop(0)
+                    rest = self._send_again(session, link, flight, run)
+                    if rest is not None:
+                        pending.insert(0, rest)
+                        flight = rest
 
             self._fetch(reader, flight.base, flight.count, use)
             if reader.reading:
@@ -302,15 +309,17 @@ class CatchUp:
                 self.dispatcher.queue(subscription.reader)
         return True
 
-    def _send_again(self, session: Session, link: Link, flight: Flight, run: Run | None) -> None:
+    def _send_again(self, session: Session, link: Link, flight: Flight, run: Run | None) -> Flight | None:
+        """Send what the flight has of the run in which it begins; returns the rest of the flight."""
         dispatcher = self.dispatcher
         flights = session.in_flight()
+        rest = None
         if run is None:
             if flight.count > 1:  # it may be the only one
-                session.reader.resend.insert(0, flights.split(flight, 1))  # type: ignore[union-attr]
+                rest = flights.split(flight, 1)
             dispatcher.counters.dropped["no longer stored"] += 1
             flights.drop(flight)
-            return
+            return rest
         reader = flight.reader
         if isinstance(reader, Group):
             found = [member for member in reader.members if member.session is session]
@@ -324,7 +333,6 @@ class CatchUp:
         room = min(max(1, link.window - link.on_wire), run.base + run.count - flight.base)
         if flight.count > room:
             rest = flights.split(flight, room)
-            session.reader.resend.insert(0, rest)  # type: ignore[union-attr]
         elapsed_s = max(0, dispatcher.now_ms - run.time_ms) // 1000
         retain = flight.reader.number == 0 or bool(target and target.retain and run.flags & RETAIN)
         too_large: list[int] = []
@@ -350,6 +358,7 @@ class CatchUp:
             holder = flights.find(pid)
             if holder is not None:
                 flights.finish(flights.isolate(holder, pid))
+        return rest
 
     def _redo(self, group: Group) -> bool:
         """Hand out again what members gave back; True when all has been."""
@@ -357,12 +366,13 @@ class CatchUp:
             position = group.redo[0]
             taken = False
 
-            def use(run: Run | None, position: int = position) -> None:
+            def use(runs: list[Run], position: int = position) -> None:
                 nonlocal taken
-                if run is None:
+                if not runs:
                     self.dispatcher.counters.dropped["no longer stored"] += 1
                     taken = True
                 else:
+                    run = runs[0]
                     taken = self.dispatcher.hand_to_member(group, run, position - run.base, run.flags & QOS_MASK)
                     for member in group.members:
                         member.session.in_flight().scrambled = True
@@ -375,3 +385,15 @@ class CatchUp:
             if group.reading or not taken:
                 return False
         return True
+
+
+def _following(runs: list[Run], position: int) -> list[Run]:
+    """Those from the one that holds `position` on, up to the first gap."""
+    found: list[Run] = []
+    for run in runs:
+        if run.base <= position < run.base + run.count:
+            found.append(run)
+            position = run.base + run.count
+        elif found:
+            break
+    return found

@@ -21,6 +21,7 @@ from tidegate.delivery.encode import (
     USER_PROPERTY,
     blob,
     encode_one,
+    lone,
     parts,
     property_block,
 )
@@ -92,6 +93,10 @@ class Dispatcher:
         which the tests hold to the same results."""
         dirty = self.dirty
         sent = 0
+        # The flight that was last added to, and what would go on with it.
+        tip: Flight | None = None
+        tip_reader: Reader | None = None
+        tip_pid = tip_base = 0
         for run in runs:
             flags = run.flags
             count = run.count
@@ -115,20 +120,27 @@ class Dispatcher:
                         if reached < count:
                             self.block(reader, run.base + reached)
                         continue
-                    # What `take` and `add` do, without the calls.
+                    # What `take` and `sent` do, without the calls.
                     pid = flights.next_pid
                     flights.next_pid = pid + count if pid + count <= PACKET_IDS else 1
-                    flights.queue.append(Flight(pid, count, run.base, 1, reader))
-                    flights.unfinished += count
+                    if pid == tip_pid and reader is tip_reader and run.base == tip_base:
+                        flights.unfinished += count
+                        tip.count += count  # type: ignore[union-attr]
+                    else:
+                        tip = flights.sent(pid, count, run.base, reader)
+                        tip_reader = reader
+                    tip_pid, tip_base = pid + count, run.base + count
                     if not on_wire:
                         link.ack_seen_s = self.now_s
                     link.on_wire = on_wire + count
-                    pieces = parts(run, target.key1)
-                    if count == 1:
-                        data = pieces[0] + PIDS[pid] + pieces[2]
+                    if count == 1 and run.properties is None:
+                        data = lone(1, route.head, PIDS[pid], target.block, run.payloads[0])
                     else:
+                        pieces = parts(run, target.key1)
                         pieces[1::3] = PIDS[pid : pid + count]
                         data = b"".join(pieces)
+                elif count == 1 and run.properties is None and run.variants is None and len(route.targets) == 1:
+                    data = lone(0, route.head, b"", target.block, run.payloads[0])
                 else:
                     data = blob(run, target.key0)
                 sent += count
@@ -176,7 +188,7 @@ class Dispatcher:
             some = pieces[3 * start : 3 * (start + count)]
             some[1::3] = PIDS[pid : pid + count]
             if qos == 1:
-                flights.add(Flight(pid, count, run.base + start, 1, reader))
+                flights.sent(pid, count, run.base + start, reader)
                 self.emit(link, b"".join(some))
             else:
                 self._begin_qos2(session, reader, pid, count, run.base + start)
@@ -184,6 +196,25 @@ class Dispatcher:
             self.counters.publishes_sent += count
             start += count
         return start
+
+    def send_lone(self, reader: Reader, target: Target, run: Run, qos: int) -> int:
+        """Send a message with QoS 0 or 1 and no properties that is a run of its own, if the window has room."""
+        link: Link = target.link  # type: ignore[assignment]
+        pid = b""
+        if qos:
+            flights = reader.session.in_flight()  # type: ignore[union-attr]
+            if link.on_wire >= link.window or not flights.fits(1):
+                return 0
+            number = flights.take(1)
+            flights.sent(number, 1, run.base, reader)
+            if not link.on_wire:
+                link.ack_seen_s = self.now_s
+            link.on_wire += 1
+            pid = PIDS[number]
+        head = len(run.topic).to_bytes(2, "big") + run.topic
+        self.emit(link, lone(qos, head, pid, target.block, run.payloads[0]))
+        self.counters.publishes_sent += 1
+        return 1
 
     def _begin_qos2(self, session: Session, reader: Reader, pid: int, count: int, base: int) -> None:
         """Packet ids of QoS 2 messages are stored before they are used: after a crash the same message must

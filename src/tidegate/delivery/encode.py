@@ -34,6 +34,18 @@ KEY_V5_QOS0 = variant_key(True, 0, False, b"")
 KEY_V5_QOS1 = variant_key(True, 1, False, b"")
 
 
+# How packets with QoS 0 and QoS 1 begin, by remaining length.
+_STARTS = tuple([bytes((first,)) + encode_varint(length) for length in range(2048)] for first in (0x30, 0x32))
+
+
+def lone(qos: int, head: bytes, pid: bytes, block: bytes, payload: bytes) -> bytes:
+    """A message with QoS 0 or 1 that is a run of its own: `head` is the topic with its length, `block` the properties
+    with theirs. Quickly made, so not kept as a variant."""
+    length = len(head) + len(pid) + len(block) + len(payload)
+    start = _STARTS[qos][length] if length < 2048 else bytes((0x30 | qos << 1,)) + encode_varint(length)
+    return start + head + pid + block + payload
+
+
 def encode_sub_ids(ids: list[int]) -> bytes:
     return b"".join(SUBSCRIPTION_ID + encode_varint(i) for i in ids)
 
@@ -66,10 +78,6 @@ def _parts(run: Run, key: VariantKey) -> list[bytes]:
     qos = number >> 1 & 3
     topic = len(run.topic).to_bytes(2, "big") + run.topic
     fixed = len(topic) + (2 if qos else 0)
-    if run.count == 1 and not number & V5_BIT:
-        only = run.payloads[0]
-        start = first + encode_varint(fixed + len(only)) + topic
-        return [start, b"\0\0", only] if qos else [start, only]
     made: list[bytes] = []
     heads: dict[int, bytes] = {}
     for index, payload in enumerate(run.payloads):

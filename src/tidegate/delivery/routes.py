@@ -7,12 +7,15 @@ goes (S0.2), and made again from the subscription index at the next message.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tidegate.delivery.encode import VariantKey, encode_sub_ids, variant_key
 from tidegate.errors import PeerError, Refused
 from tidegate.limits import ROUTES_MAX
 from tidegate.router import SubscriptionIndex, check_topic, has_wildcard, matches
 from tidegate.session.link import Link
 from tidegate.session.session import Reader, Session, Subscription
+from tidegate.wire.properties import with_length
 
 # Above this many cached routes a changed wildcard filter clears them all instead of being matched with each.
 SCAN_ROUTES_MAX = 512
@@ -24,9 +27,22 @@ class Target:
     `fast`: whole runs can be sent from their ready-made encodings. Not so where each message needs a look
     (no-local, shared groups, aliases, packet limits)."""
 
-    __slots__ = ("fast", "key0", "key1", "key2", "link", "qos", "reader", "retain", "sub_ids", "subscriptions", "v5")
+    __slots__ = (
+        "block",
+        "fast",
+        "key0",
+        "key1",
+        "key2",
+        "link",
+        "qos",
+        "reader",
+        "retain",
+        "sub_ids",
+        "subscriptions",
+        "v5",
+    )
 
-    def __init__(self, reader: Reader, link: Link | None, subscriptions: list[Subscription]) -> None:
+    def __init__(self, reader: Reader, link: Link | None, subscriptions: Sequence[Subscription]) -> None:
         self.reader = reader
         self.link = link
         self.subscriptions = subscriptions
@@ -35,6 +51,7 @@ class Target:
         ids = sorted(s.sub_id for s in subscriptions if s.sub_id)  # one used twice is carried twice (3.3.4)
         self.v5 = link is not None and link.v5
         self.sub_ids = encode_sub_ids(ids) if ids and self.v5 else b""
+        self.block = with_length(self.sub_ids) if self.v5 else b""  # of a message without properties of its own
         self.fast = link is not None and link.simple and not any(s.no_local for s in subscriptions)
         self.key0: VariantKey = variant_key(self.v5, 0, False, self.sub_ids)
         self.key1: VariantKey = variant_key(self.v5, 1, False, self.sub_ids)
@@ -52,10 +69,11 @@ class Target:
 
 
 class Route:
-    __slots__ = ("matched", "targets", "topic")
+    __slots__ = ("head", "matched", "targets", "topic")
 
     def __init__(self, topic: bytes, targets: list[Target], matched: bool) -> None:
         self.topic = topic
+        self.head = len(topic).to_bytes(2, "big") + topic  # as packets carry it
         self.targets = targets
         self.matched = matched  # whether anybody subscribed, connected or not
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from operator import attrgetter
 
 from tidegate.log.run import Run
 
@@ -58,7 +59,13 @@ class Tail:
             return None
         index = self.batch_at(position)
         if index < len(self.batches):
-            for run in self.batches[index]:
-                if run.base <= position < run.base + run.count:
-                    return run
+            batch = self.batches[index]
+            run = batch[run_at(batch, position)]
+            if run.base <= position < run.base + run.count:
+                return run
         return None
+
+
+def run_at(batch: list[Run], position: int) -> int:
+    """Index of the last run of a batch that does not begin after `position`; 0 if all do."""
+    return max(0, bisect_right(batch, position, key=attrgetter("base")) - 1)

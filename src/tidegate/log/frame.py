@@ -116,10 +116,15 @@ class FrameHeader(NamedTuple):
 
 
 def encode_messages(
-    runs: Sequence[Run], base: int, time_ms: int, writer: int = WRITER, followed: bool = False
+    runs: Sequence[Run],
+    base: int,
+    time_ms: int,
+    writer: int = WRITER,
+    followed: bool = False,
+    topics: Iterable[bytes] | None = None,
 ) -> bytes:
     """One frame of all `runs`, in order. Tells each run its `base` and `time_ms`. `followed`: the tick's CHANGES
-    frame comes right after it, and one is not valid without the other.
+    frame comes right after it, and one is not valid without the other. `topics`: the distinct ones, if known.
 
     Raises ValueError above FRAME_BYTES_MAX; the caller splits its ticks well below that."""
     if len(runs) == 1:
@@ -144,10 +149,12 @@ def encode_messages(
         columns = 0
         if run.properties is not None or run.expiries is not None or run.uuids is not None:
             columns = _add_options(parts, runs, count)
-        topics = publishers = tenants = 1
+        entries = (1, 1, 1)
     else:
         parts = []
-        count, topics, publishers, tenants, dictionary, plain = _add_runs(parts, runs, base, time_ms)
+        if topics is None:
+            topics = dict.fromkeys([run.topic for run in runs])
+        count, entries, dictionary, plain = _add_runs(parts, runs, topics, base, time_ms)
         _add_column(parts, list(chain.from_iterable([run.payloads for run in runs])))
         columns = 0 if plain else _add_options(parts, runs, count)
     if count < _MANY:
@@ -157,7 +164,7 @@ def encode_messages(
             raise ValueError(f"a frame of {length} bytes is more than {FRAME_BYTES_MAX}")
         head = _head(
             MAGIC, MESSAGES, columns, followed, length, crc32(body), base, time_ms,
-            count, len(runs), topics, publishers, tenants, dictionary, writer,
+            count, len(runs), *entries, dictionary, writer,
         )  # fmt: skip
         return b"".join((head, _u32(crc32(head)), body))
     # Joining thousands of parts makes a scratch array so large that malloc gives it back to the
@@ -171,7 +178,7 @@ def encode_messages(
     with out.getbuffer() as view:
         head = _head(
             MAGIC, MESSAGES, columns, followed, length, crc32(view[HEADER_BYTES:]), base, time_ms,
-            count, len(runs), topics, publishers, tenants, dictionary, writer,
+            count, len(runs), *entries, dictionary, writer,
         )  # fmt: skip
         view[:HEADER_BYTES] = head + _u32(crc32(head))
     return out.getvalue()
@@ -190,10 +197,10 @@ def _add_column(parts: list[bytes], values: list[bytes]) -> None:
 
 
 def _add_runs(
-    parts: list[bytes], runs: Sequence[Run], base: int, time_ms: int
-) -> tuple[int, int, int, int, int, bool]:
-    """The runs table and the dictionaries; returns the header's five numbers about them, and whether no run has
-    any of the optional columns."""
+    parts: list[bytes], runs: Sequence[Run], topics: Iterable[bytes], base: int, time_ms: int
+) -> tuple[int, tuple[int, int, int], int, bool]:
+    """The runs table and the dictionaries; returns the header's numbers about them (messages, entries of each
+    dictionary, bytes), and whether no run has any of the optional columns."""
     position = base
     plain = True
     for run in runs:
@@ -202,9 +209,11 @@ def _add_runs(
         position += run.count
         if plain and (run.properties is not None or run.expiries is not None or run.uuids is not None):
             plain = False
+    place = {name: i for i, name in enumerate(topics)}
     table = [run.count for run in runs]
-    dictionaries = []
-    for names in ([r.topic for r in runs], [r.publisher for r in runs], [r.tenant for r in runs]):
+    table += [place[run.topic] for run in runs]
+    dictionaries = [list(place)]
+    for names in ([run.publisher for run in runs], [run.tenant for run in runs]):
         distinct = list(dict.fromkeys(names))
         dictionaries.append(distinct)
         if len(distinct) == 1:
@@ -218,8 +227,8 @@ def _add_runs(
     first = len(parts)
     for distinct in dictionaries:
         _add_column(parts, distinct)
-    topics, publishers, tenants = map(len, dictionaries)
-    return position - base, topics, publishers, tenants, sum(map(len, parts[first:])), plain
+    entries = (len(dictionaries[0]), len(dictionaries[1]), len(dictionaries[2]))
+    return position - base, entries, sum(map(len, parts[first:])), plain
 
 
 def _add_options(parts: list[bytes], runs: Sequence[Run], count: int) -> int:

@@ -170,14 +170,14 @@ class IndexBuilder(FrameTable):
         postings = self.postings
         for topic in topics:
             known = postings.get(topic)
-            if known is None:
+            if type(known) is array:
+                if known[-1] != ordinal:
+                    known.append(ordinal)
+            elif known is None:
                 postings[topic] = ordinal
                 self.topics.append(topic)
-            elif type(known) is int:
-                if known != ordinal:
-                    postings[topic] = array("I", (known, ordinal))
-            elif known[-1] != ordinal:  # type: ignore[index]
-                known.append(ordinal)  # type: ignore[union-attr]
+            elif known != ordinal:
+                postings[topic] = array("I", (known, ordinal))  # type: ignore[arg-type]
 
     def add_changes(self, frame_offset: int, base: int, size: int) -> None:
         """A CHANGES frame was appended."""

@@ -1,7 +1,8 @@
 """What a client has been sent and has not acknowledged, in the order it was sent.
 
-Packet identifiers are given out in sequence, so a run of messages takes a run of identifiers, and one
-`Flight` describes them all: identifiers `pid` … `pid + count - 1` carry positions `base` … `base + count - 1`.
+Packet identifiers are given out in sequence, so messages that follow each other in the log take identifiers that
+do so too, and one `Flight` describes them all, whatever runs they belong to: identifiers `pid` … `pid + count - 1`
+carry positions `base` … `base + count - 1`.
 Acknowledgements nearly always come in the same order and in bulk; then the bytes received are compared
 with the bytes expected and one integer moves. Anything else is found by search and splits its flight.
 
@@ -92,6 +93,25 @@ class Flights:
     def add(self, flight: Flight) -> None:
         self.queue.append(flight)
         self.unfinished += flight.count
+
+    def sent(self, pid: int, count: int, base: int, reader: Reader) -> Flight:
+        """QoS 1 messages have gone out: they are more of the last flight, if they follow it in everything, or a
+        flight of their own. Returns it."""
+        self.unfinished += count
+        if self.queue:
+            last = self.queue[-1]
+            if (
+                base == last.base + last.count
+                and pid == last.pid + last.count
+                and reader is last.reader
+                and last.qos == 1
+                and last.state is State.SENT
+            ):
+                last.count += count
+                return last
+        flight = Flight(pid, count, base, 1, reader)
+        self.queue.append(flight)
+        return flight
 
     def find(self, pid: int) -> Flight | None:
         """The unfinished flight that holds this identifier."""

@@ -73,7 +73,8 @@ class Reader:
         self.resend: list[Flight] | None = None  # flights to send again after a reconnection
         self.skip: set[int] | None = None  # positions that must not be sent again (QoS 2 before a crash)
         self.subscription: Subscription | None = None  # for a $replay reader: the one it serves
-        self.targets: dict[bytes, Any] | None = None  # topic → how to deliver it, while catching up
+        # While catching up: topic, and the subscriptions that match it → how to deliver it.
+        self.targets: dict[bytes | tuple[Subscription, ...], Any] | None = None
         self.wanted: Any = None  # its filters as the log's index takes them, while it reads from disk
         self.key: tuple[bytes, bytes] | None = None  # for a shared group: (group, filter)
 

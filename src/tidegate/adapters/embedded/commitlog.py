@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -66,16 +66,16 @@ class EmbeddedLog:
     def append(self, runs: Sequence[Run], changes: Sequence[bytes], time_ms: int) -> int:
         base = self.end
         end = base
-        entries: list[tuple[int, int, int, Sequence[bytes] | None]] = []
+        entries: list[tuple[int, int, int, Collection[bytes] | None]] = []
         frames = b""
         if runs:
             if len(runs) == 1:
                 end += runs[0].count
-                topics: Sequence[bytes] = (runs[0].topic,)
+                topics: Collection[bytes] = (runs[0].topic,)
             else:
                 end += sum([run.count for run in runs])
-                topics = list({run.topic: None for run in runs})
-            frames = encode_messages(runs, base, time_ms, followed=bool(changes))
+                topics = dict.fromkeys([run.topic for run in runs])
+            frames = encode_messages(runs, base, time_ms, followed=bool(changes), topics=topics)
             entries.append((0, base, end - base, topics))
         if changes:
             entries.append((len(frames), end, len(changes), None))
