@@ -45,7 +45,7 @@ CHUNK_MESSAGES_MAX: Final = 2048
 CHUNK_BYTES_MAX: Final = 512 << 10
 """What is laid out and written at once: enough to make the cost per call small, and a part of the window."""
 
-WINDOW_MAX: Final = 4096
+WINDOW_MAX: Final = 6144
 """On their way at once, even where the broker allows more: what a broker takes at once it also hands on at once, and
 subscribers that get more than their own window in one go fall behind and are served the slow way."""
 

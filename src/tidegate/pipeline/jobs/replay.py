@@ -36,7 +36,7 @@ STEP_ROWS = 250_000
 STEP_BYTES = 32 << 20
 """What is read at once, if it is more than one file."""
 BATCH_ROWS = 65_536
-SEND_ROWS = 8_192
+SEND_ROWS = 2_048
 """Between two looks at whether to stop."""
 PAUSE_MIN_S, PAUSE_MAX_S = 0.005, 0.5
 FLUSH_PAUSE_S = 0.05
