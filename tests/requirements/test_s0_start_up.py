@@ -131,6 +131,19 @@ def test_the_broker_s_own_topics_take_no_room_from_the_users_retained_messages(s
     assert [pub.publish(f"r/{i}", b"x", 1, True) < 0x80 for i in range(4)] == [True, True, True, False]
 
 
+@pytest.mark.attack("A13")
+@pytest.mark.parametrize("levels", [1, 2])
+def test_the_bound_on_topic_levels_is_for_users_topics_and_not_for_the_broker_s_own(start_broker, levels):
+    broker = start_broker(mqtt__topic_levels_max=levels)
+    client = attach(broker, "c", 5)
+    topic = "/".join("abc"[:levels])
+    assert client.publish(topic, b"x", 1) < 0x80
+    assert client.publish(topic + "/more", b"x", 1) == 0x90
+    if levels == 2:
+        client.subscribe("$SYS/#")
+        assert client.message().topic.startswith(b"$SYS/broker/")
+
+
 # ── what a start leaves as it was ──
 
 

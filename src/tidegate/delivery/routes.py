@@ -89,7 +89,8 @@ class RouteTable:
     def resolve(self, topic: bytes) -> Route:
         """The route of a topic that is not in `routes`; raises PeerError for a name that is not allowed."""
         check_topic(topic)
-        if topic.count(b"/") >= self._levels_max:
+        own = topic.startswith(b"$")  # the broker's: clients cannot publish there
+        if topic.count(b"/") >= self._levels_max and not own:
             raise Refused(f"topic has more than {self._levels_max} levels", reason=0x90)
         by_reader: dict[Reader, list[Subscription]] = {}
         found = self.index.match(topic)
@@ -102,8 +103,8 @@ class RouteTable:
             for reader, subscriptions in by_reader.items()
         ]
         route = Route(topic, targets, bool(found))
-        if topic.startswith(b"$"):
-            return route  # the broker's own: never among the ready-made ones that publishers look into
+        if own:
+            return route  # never among the ready-made ones that publishers look into
         if len(self.routes) >= ROUTES_MAX:
             self.routes.clear()
         self.routes[topic] = route
