@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -178,6 +179,27 @@ def test_what_is_left_to_do_is_shown_as_lag(
         assert driver.run() == 0
     assert max(lags) > 0
     assert found[0]["jobs"]["slow"]["rows"] == 400
+
+
+@pytest.mark.req("P.11")
+def test_a_job_that_takes_long_rests_longer_and_leaves_the_others_their_turns(
+    monkeypatch: pytest.MonkeyPatch, config: Config, spark: SparkSession
+) -> None:
+    spans: list[tuple[float, float]] = []
+
+    def long(context: Context) -> Batch | None:
+        began = time.monotonic()
+        time.sleep(0.1)
+        spans.append((began, time.monotonic()))
+        return Batch(1, 0)
+
+    first, other = a_job("first", lambda context: None), a_job("other", lambda context: Batch(1, 0))
+    driver = with_jobs(monkeypatch, config, spark, first, a_job("long", long), other)
+    with stopped_when(driver, config, lambda status: len(spans) > 2) as found:
+        assert driver.run() == 0
+    for (began, ended), (next_began, _) in pairwise(spans):
+        assert next_began - ended >= 4 * (ended - began)
+    assert found[0]["jobs"]["other"]["rows"] > len(spans)
 
 
 @pytest.mark.req("P.11")

@@ -46,6 +46,8 @@ from tidegate.pipeline.status import StatusBook
 log = logging.getLogger("tidegate.pipeline")
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
+REST = 4
+"""A job that took long rests so many times as long: a backlog over months of messages leaves room for the others."""
 WAIT_S = 0.1
 STATUS_S = 1.0
 ERROR_CHARS_MAX = 500
@@ -174,15 +176,16 @@ class Driver:
             for job in jobs:
                 if time.monotonic() < due[job.NAME] or self.stopping.is_set():
                     continue
+                began = time.monotonic()
                 worked = self._step(context, job)
+                ended = time.monotonic()
                 if worked is None:
-                    due[job.NAME] = time.monotonic() + self._pauses.get(job.NAME, 0.0)
+                    due[job.NAME] = ended + self._pauses.get(job.NAME, 0.0)
+                elif job is JOBS[0]:
+                    due[job.NAME] = ended + (0 if worked.lag_rows else self.config.pipeline.archive_interval_s)
                 elif not worked.lag_rows:
-                    due[job.NAME] = time.monotonic() + self._interval(job)
+                    due[job.NAME] = ended + max(job.INTERVAL_S, REST * (ended - began))
             self.stopping.wait(WAIT_S)
-
-    def _interval(self, job: Job) -> float:
-        return float(self.config.pipeline.archive_interval_s) if job is JOBS[0] else job.INTERVAL_S
 
     def _drain(self, context: Context, progress: Progress | None) -> int:
         """Everything that there is now, job after job. A job that fails is not tried again."""
