@@ -45,6 +45,7 @@ class TestLake:
         self.segment = 0  # the first that is not archived
         self.position = 0
         self.verdicts: list[dict[str, Any]] = []
+        self.lost: list[dict[str, int]] = []
 
     # ── from the log ──
 
@@ -76,6 +77,7 @@ class TestLake:
             "archived_segment": self.segment,
             "archived_position": self.position,
             "lake": str(self.folder.parent),
+            "lost": self.lost,
             "verdicts": self.verdicts,
         }
         self.tell_raw(json.dumps(said))

@@ -33,9 +33,10 @@ CATCH_UP_HELD_BYTES_MAX = 64 << 20
 # Files of the lake kept decoded, for all who read there: two or three of the usual size.
 LAKE_CACHE_BYTES_MAX = 256 << 20
 
-# What the pipeline tells the broker at once, and how many of its verdicts are shown.
+# What the pipeline tells the broker at once, how many of its verdicts are shown, and how many losses are known.
 ARCHIVE_NOTE_BYTES_MAX = 1 << 20
 VERDICTS_MAX = 100
+LOST_MAX = 1000
 
 # Topics whose match a reader that is behind remembers.
 READER_TARGETS_MAX = 4096

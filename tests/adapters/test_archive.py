@@ -135,6 +135,9 @@ async def test_the_floor_is_known_as_soon_as_an_empty_lake_is_filled(watch: Watc
                 {"archived_position": 1.5},
                 {"archived_position": 10**13},  # more than this log has
                 {"lake": None},
+                {"lost": None},
+                {"lost": [{"first": 1, "last": 2}]},
+                {"lost": [{"first": 1, "last": 2, "messages": -1}]},
                 {"verdicts": None},
                 {"verdicts": [None]},
                 {"verdicts": [{"id": "1"}]},
@@ -281,3 +284,33 @@ async def test_damaged_files_are_reported_and_counted(watch: Watch, tmp_path):
     assert (await watched.read(10, 110)).damaged == 100
     assert watched.archive.damaged == 100
     assert watched.events() == ["lake.damaged"]
+
+
+@pytest.mark.attack("C12")
+async def test_what_the_pipeline_has_taken_out_for_good_is_counted_by_readers_that_pass_it(
+    watch: Watch, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(archive_module, "LISTING_AGE_S", 1e9)  # the news alone must do
+    lake = lake_in(tmp_path)
+    lake.add(rows_table([{"position": i, "topic": "a"} for i in range(110, 310)]), rows_per_file=100)
+    lake.position = 310
+    lake.tell()
+    watched = watch(tmp_path)
+    lake.lost = [{"first": 110, "last": 209, "messages": 100}]
+    lake.tell()
+    lake.remove(lake.files()[1:2])
+    await watched.poll()
+    found = await watched.read(10, 310)
+    assert found.runs[0].base == 10 and found.damaged == 100
+    assert sum(run.count for run in found.runs) == 200
+    assert (await watched.read(150, 310)).damaged == 60
+    assert (await watched.read(210, 310)).damaged == 0
+    assert watched.archive.damaged == 100 and watched.events() == ["lake.damaged"]
+
+
+async def test_what_is_gone_and_older_than_all_the_rest_is_a_matter_of_retention(watch: Watch, tmp_path):
+    lake = lake_in(tmp_path)
+    lake.lost = [{"first": 0, "last": 9, "messages": 10}]
+    lake.tell()
+    watched = watch(tmp_path)
+    assert watched.archive.archived is not None and watched.archive.archived.floor == 10

@@ -28,7 +28,9 @@ from pyspark.sql import SparkSession
 
 from tidegate.config import Config, Pipeline
 from tidegate.errors import StorageError
+from tidegate.pipeline import damage as damage_module
 from tidegate.pipeline import driver as driver_module
+from tidegate.pipeline import lake as lake_module
 from tidegate.pipeline.damage import REASON
 from tidegate.pipeline.driver import Driver
 from tidegate.pipeline.handover import handover_file, tell_broker
@@ -132,6 +134,26 @@ def test_what_the_log_does_not_have_any_more_is_lost_and_told(
     assert jobs["traffic"]["state"] == "ok"
     assert quarantine(lake) == [(REASON, f"messages/{broken.path}: {ROWS} rows, lost", ROWS, 2 * ROWS - 1)]
     assert lake.end() == ROUNDS * ROWS
+    told = json.loads(handover_file(context.data).read_text())
+    assert told["lost"] == [{"first": ROWS, "last": 2 * ROWS - 1, "messages": ROWS}]
+
+
+def test_of_damaged_files_only_the_newest_are_kept(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = context.lake.files("messages")[1:3]
+    monkeypatch.setattr(damage_module, "KEPT_BYTES_MAX", broken[1].bytes + 10)
+    for file in broken:
+        flipped(context.lake.path("messages", file))
+        assert damage_module.set_aside_named(context, "a job", StorageError(f"messages/{file.path} is bad"))
+    assert [each.name for each in (context.lake.folder / "messages" / "_damaged").iterdir()] == [broken[1].path]
+
+
+def test_of_torn_commits_only_the_newest_are_kept(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lake_module, "TORN_MAX", 2)
+    log = context.lake.folder / "messages" / "_delta_log"
+    for number in range(100, 105):
+        (log / f"{number:020d}.json").write_text("{")
+        assert Lake(context.lake.folder).rows("messages") == ROUNDS * ROWS
+    assert sorted(path.name for path in log.glob("*.torn")) == [f"{number:020d}.torn" for number in (103, 104)]
 
 
 @pytest.mark.req("P.3")

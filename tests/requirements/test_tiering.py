@@ -456,6 +456,31 @@ def test_a_lost_file_is_counted_and_what_lies_behind_it_is_delivered(small, dama
 
 
 @pytest.mark.attack("C12")
+def test_a_client_is_told_what_it_cannot_get_because_a_file_was_damaged(small):
+    """Also after the pipeline has taken the file out of the table, and nothing but a gap is left."""
+    broker, lake = small()
+    sub = attach_kept(broker, "s")
+    sub.subscribe("a/#", qos=1)
+    sub.subscribe("$SYS/clients/s/notice")
+    sub.disconnect()
+    fill(broker, 0, 5000)
+    archived_and_dropped(broker, lake, 2 * ROWS_PER_FILE)
+    first, last = ROWS_PER_FILE, 2 * ROWS_PER_FILE - 1
+    lake.lost = [{"first": first, "last": last, "messages": ROWS_PER_FILE}]
+    lake.tell()
+    lake.remove(lake.files()[1:2])
+    broker.stop()
+    broker.start()
+    back = attach_kept(broker, "s")
+    left = [i for i in range(5000) if not first <= i <= last]
+    got = [back.message() for _ in range(len(left) + 1)]
+    (notice,) = [json.loads(each.payload) for each in got if each.topic.startswith(b"$SYS/")]
+    assert [number(each) for each in got if not each.topic.startswith(b"$SYS/")] == left
+    assert (notice["event"], notice["messages"]) == ("damaged", ROWS_PER_FILE)
+    assert notice["lost_from"] <= first and last < notice["lost_before"]
+
+
+@pytest.mark.attack("C12")
 def test_while_the_table_cannot_be_read_readers_wait_and_lose_nothing(small):
     """As after a power cut, until the pipeline has put its table in order."""
     broker, lake = small()

@@ -88,7 +88,7 @@ class Broker:
             self.dispatcher, self.retained, self.own_retained, config.log.store_qos0
         )
         self.moved: set[Reader] = set()  # readers whose position is to be written
-        self.catch_up = CatchUp(self.dispatcher, self._overrun, self._retained_at, self.moved)
+        self.catch_up = CatchUp(self.dispatcher, self._overrun, self._damaged, self._retained_at, self.moved)
         self.sessions: dict[bytes, Session] = {}
         self.groups: dict[tuple[bytes, bytes], Group] = {}
         self.groups_by_number: dict[int, Group] = {}
@@ -502,6 +502,11 @@ class Broker:
         """Retention has passed a reader: it is told what it cannot get any more (S3.14)."""
         self.counters.dropped["overrun by retention"] += 1
         notices.overrun(self, reader, first, left)
+
+    def _damaged(self, reader: Reader, messages: int, first: int, left: int) -> None:
+        """A reader passes what cannot be read any more."""
+        self.counters.dropped["damaged on disk"] += messages
+        notices.damaged(self, reader, messages, first, left)
 
     def _retained_at(self, position: int) -> Run | None:
         return self.retained_delivery.at(position)

@@ -18,11 +18,22 @@ if TYPE_CHECKING:
 
 def overrun(broker: Broker, reader: Reader, first: int, left: int) -> None:
     """Messages between two positions are gone before the reader got to them."""
+    for client_id in _clients(reader):
+        broker.report("reader.overrun", {"client": client_id, "first": first, "left": left})
+        tell(broker, client_id, {"event": "overrun", "lost_from": first, "lost_before": left})
+
+
+def damaged(broker: Broker, reader: Reader, messages: int, first: int, left: int) -> None:
+    """So many messages between two positions cannot be read; how many of them were for the reader nobody knows."""
+    for client_id in _clients(reader):
+        broker.report("reader.damage", {"client": client_id, "messages": messages, "first": first, "left": left})
+        about = {"event": "damaged", "messages": messages, "lost_from": first, "lost_before": left}
+        tell(broker, client_id, about)
+
+
+def _clients(reader: Reader) -> list[bytes]:
     sessions = [m.session for m in reader.members] if isinstance(reader, Group) else [reader.session]
-    for session in sessions:
-        assert session is not None
-        broker.report("reader.overrun", {"client": session.client_id, "first": first, "left": left})
-        tell(broker, session.client_id, {"event": "overrun", "lost_from": first, "lost_before": left})
+    return [session.client_id for session in sessions if session is not None]
 
 
 def tell(broker: Broker, client_id: bytes, what: dict[str, object]) -> None:

@@ -38,11 +38,13 @@ class CatchUp:
         self,
         dispatcher: Dispatcher,
         on_overrun: Callable[[Reader, int, int], None],
+        on_damage: Callable[[Reader, int, int, int], None],
         retained_at: Callable[[int], Run | None],
         moved: set[Reader],
     ) -> None:
         self.dispatcher = dispatcher
         self.on_overrun = on_overrun  # (reader, first position lost, first position left)
+        self.on_damage = on_damage  # (reader, messages lost at most, from this position, up to that)
         self.retained_at = retained_at
         self.moved = moved  # readers whose position is to be written
         self.held_bytes = 0
@@ -224,7 +226,7 @@ class CatchUp:
                 dispatcher.queue(reader)
                 return
             if read.damaged:
-                dispatcher.counters.dropped["damaged on disk"] += read.damaged
+                self.on_damage(reader, read.damaged, asked, read.next_position)
             self._hold(reader, read.runs, read.next_position)
             dispatcher.queue(reader)
 

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.pipeline.handover import tell_broker
 from tidegate.pipeline.jobs import Context, archive, retained
 from tidegate.pipeline.lake import Lake, LakeFile, check_length
 from tidegate.pipeline.parquet import FileDamaged, WrittenFile, read_file
 from tidegate.pipeline.segments import LogFolder, read_split
 
 FOLDER = "_damaged"
+KEPT_BYTES_MAX = 1 << 30
+"""Of a table's damaged files the newest are kept, so many bytes of them, but at least one."""
 REASON = "a file of the lake cannot be read"
 
 _NAMED = re.compile(r"([A-Za-z0-9_]+)/(part-[0-9a-f-]{36}\.parquet)")
@@ -53,6 +57,8 @@ def set_aside(context: Context, table: str, file: LakeFile, job: str) -> None:
     if lake.progress("quarantine", mark) is None:
         row = _row(table, file, job, again=bool(again) or table == retained.TABLE)
         lake.append("quarantine", pa.Table.from_pylist([row], lake.schema("quarantine")), app=mark, version=1)
+    if table == "messages" and not again:
+        tell_broker(context.data, lake, archive.archived_to(lake), lost=file)  # its readers get to a gap
     if table == retained.TABLE:
         lake.commit(table, [], app=retained.NAME, version=0, remove=lake.files(table))
     else:
@@ -62,6 +68,16 @@ def set_aside(context: Context, table: str, file: LakeFile, job: str) -> None:
     path = lake.path(table, file)
     if path.exists():
         path.rename(kept / path.name)
+        _forget_oldest(kept)
+
+
+def _forget_oldest(kept: Path) -> None:
+    newest_first = sorted(kept.iterdir(), key=lambda each: each.stat().st_ctime, reverse=True)
+    total = 0
+    for path in newest_first:
+        total += path.stat().st_size
+        if total > KEPT_BYTES_MAX and path is not newest_first[0]:
+            path.unlink()
 
 
 def _from_log(context: Context, file: LakeFile) -> list[WrittenFile]:

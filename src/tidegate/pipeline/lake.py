@@ -35,6 +35,8 @@ LOG_RETENTION = "interval 1 hours"
 """How far back the table can be read as it was; also how long a slow reader may hold on to an old version."""
 END = "end"
 """The app transaction of `messages` that has the position after the last message ever archived."""
+TORN_MAX = 10
+"""Torn commits and checkpoints of a table that are kept to be looked at."""
 LISTING_MAX = 1_000_000
 """Spark would list the files again in a job of its own above this many; we have just listed them."""
 
@@ -371,8 +373,15 @@ def _set_aside_torn_commit(log: Path) -> None:
     so the step that it ended happens again."""
     commits = sorted(each for each in log.glob("*.json") if each.stem.isdigit())
     if commits and not _whole(commits[-1]):
-        commits[-1].rename(commits[-1].with_suffix(".torn"))
+        _rename_torn(commits[-1])
         sync(log)
+
+
+def _rename_torn(path: Path) -> None:
+    path.rename(path.with_suffix(".torn"))
+    torn = sorted(path.parent.glob("*.torn"), key=lambda each: each.stat().st_ctime)
+    for each in torn[:-TORN_MAX]:
+        each.unlink()
 
 
 def _whole(commit: Path) -> bool:
@@ -398,7 +407,7 @@ def _set_aside_torn_checkpoint(log: Path) -> bool:
     if not newest and not hint.exists():
         return False
     for path in newest:
-        path.rename(path.with_suffix(".torn"))
+        _rename_torn(path)
     hint.unlink(missing_ok=True)  # without it the newest that is there is looked for
     sync(log)
     return True

@@ -5,6 +5,7 @@
         archived_segment    sequence number of the first segment that is not yet in the lake as a whole, durably
         archived_position   all messages below it are there
         lake                the lake's folder; its table `messages` is read
+        lost                what was there and is gone, for its file was damaged: first and last position, messages
         verdicts            the newest of what the pipeline found out about clients, each with
                             id, rule, client, time and whatever else it has to say
 
@@ -22,8 +23,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from tidegate.adapters.embedded.lake import Lake, Listing, NoPackages
-from tidegate.limits import ARCHIVE_NOTE_BYTES_MAX, VERDICTS_MAX
+from tidegate.adapters.embedded.lake import Lake, Listing, Lost, NoPackages
+from tidegate.limits import ARCHIVE_NOTE_BYTES_MAX, LOST_MAX, VERDICTS_MAX
 from tidegate.log.index import Wanted
 from tidegate.log.reading import Read
 from tidegate.ports.archive import NOTHING, Archived, Verdict
@@ -45,10 +46,11 @@ class Note(NamedTuple):
     segment: int
     position: int
     lake: Path | None
+    lost: tuple[Lost, ...]
     verdicts: tuple[Verdict, ...]
 
 
-NOT_UNDERSTOOD = Note(0, 0, None, ())
+NOT_UNDERSTOOD = Note(0, 0, None, (), ())
 """There is a pipeline, and nobody knows how far it is: nothing counts as archived."""
 
 
@@ -162,6 +164,9 @@ class LakeArchive:
             self._lake = Lake(folder, self._lake_reports) if folder is not None else None
             self._listing = None
             self._missing = False
+        if self._lake is not None and note is not None and self._lake.gone != note.lost:
+            self._lake.gone = note.lost
+            self._listed_s = -LISTING_AGE_S  # to be listed again, with the gaps
         self._release()
 
     def _refreshed(self, lake: Lake, failure: Exception | None) -> None:
@@ -294,7 +299,8 @@ def _parse(content: bytes, data: Path) -> Note:
         raise ValueError(f"its version is {said['version']!r}; this broker knows 1")
     segment, position = _count(said, "archived_segment"), _count(said, "archived_position")
     verdicts = sorted(said["verdicts"], key=lambda verdict: _text(verdict, "time"))[-VERDICTS_MAX:]
-    return Note(segment, position, data / _text(said, "lake"), tuple(map(_verdict, verdicts)))
+    lost = tuple(Lost(*(_count(each, name) for name in Lost._fields)) for each in said.get("lost", [])[-LOST_MAX:])
+    return Note(segment, position, data / _text(said, "lake"), lost, tuple(map(_verdict, verdicts)))
 
 
 def _verdict(said: dict[str, Any]) -> Verdict:

@@ -5,7 +5,8 @@ sorted by topic and position, so the statistics of its row groups tell where a t
 all that read it at the time, put in order, and from then on handed out in slices.
 
 Files may be replaced at any time (compaction, retention): a file that is gone is looked for in the table's log again.
-A file that is still named there but missing or damaged is lost: it is counted and stepped over.
+A file that is still named there but missing or damaged is lost: it is counted and stepped over; and so is one that
+the pipeline has taken out for that reason.
 
 Everything here happens on one thread. pyarrow and deltalake are imported when a lake is there to be read.
 """
@@ -53,12 +54,21 @@ class NoPackages(StorageError):
     """What reads the lake is not installed."""
 
 
+class Lost(NamedTuple):
+    """Messages whose file was damaged and has been taken out of the table."""
+
+    first: int  # lowest position
+    last: int
+    messages: int
+
+
 class LakeFile(NamedTuple):
     path: Path
     rows: int
     first: int  # lowest position
     last: int  # highest
     last_ms: int  # newest time
+    gone: bool = False  # only its place is left
 
     def rows_from(self, position: int) -> int:
         """At most so many of its rows lie at or after a position."""
@@ -95,7 +105,7 @@ class Listing:
 
     def since(self, time_ms: int) -> Iterator[LakeFile]:
         """The files that may hold something of that time or later."""
-        return (file for file in self.files if file.last_ms >= time_ms)
+        return (file for file in self.files if file.last_ms >= time_ms and not file.gone)
 
 
 class _Chosen:
@@ -115,13 +125,15 @@ class Lake:
         self.folder = folder
         self.listing = Listing((), -1)
         self.lost: dict[Path, int] = {}  # rows of unreadable files
+        self.gone: tuple[Lost, ...] = ()  # what the table does not have any more
         self._report = report
         self._blocks: OrderedDict[tuple[Path, tuple[int, ...] | None], Block] = OrderedDict()
         self._bytes = 0
 
     def refresh(self, archived: int) -> None:
         """Read the table's log. Raises StorageError."""
-        self.listing = Listing(self._committed(), archived)
+        files = sorted(self._committed(), key=lambda file: file.first)
+        self.listing = Listing([*files, *self._gaps(files)], archived)
         paths = {file.path for file in self.listing.files}
         for key in [key for key in self._blocks if key[0] not in paths]:
             self._bytes -= self._blocks.pop(key).bytes
@@ -152,6 +164,15 @@ class Lake:
                 files.append(LakeFile(self.folder / path, rows or 0, first, last, last_ms))
         return files
 
+    def _gaps(self, files: Sequence[LakeFile]) -> Iterator[LakeFile]:
+        """What is gone, as far as it lies between files: what is older is a matter of retention."""
+        lasts = [file.last for file in files]
+        for lost in self.gone:
+            at = bisect_left(lasts, lost.first)
+            if at > 0 and (at == len(files) or lost.last < files[at].first):
+                name = f"positions {lost.first} to {lost.last}"
+                yield LakeFile(self.folder / name, lost.messages, lost.first, lost.last, NOTHING, gone=True)
+
     # ── reading ──
 
     def read(self, position: int, end: int, bytes_max: int, wanted: Wanted | None, archived: int) -> Read:
@@ -172,6 +193,9 @@ class Lake:
                     continue
                 if file is None or file.first >= end:
                     return Read(runs, max(position, end), damaged)
+                if file.gone:
+                    block, lost = None, self._lose(file.path, file.rows, "its file was damaged and is gone")
+                    break
                 try:
                     block, lost = self._open(file, wanted)
                     break
