@@ -50,11 +50,11 @@ docs: $(DEV_STAMP) ## regenerate docs/requirements.md from the tests' marks
 lock: ## pin the newest versions that pyproject.toml allows, in requirements-dev.lock
 	@tools/lock.sh $(PYTHON)
 
-peers: ## install the foreign MQTT clients that tests/interop uses, where possible
+peers: ## install the foreign MQTT clients, and Delta Lake for Spark, that tests use, where possible
 	@tools/peers.sh
 
 clean: ## remove what the other targets made, but not data folders
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/interop/node_modules bench/out
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/interop/node_modules tests/pipeline/jars bench/out
 	find src tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
