@@ -5,6 +5,9 @@ from __future__ import annotations
 # One tick's messages are encoded, written and delivered in one go: this keeps a tick to a few milliseconds.
 TICK_BYTES_MAX = 4 << 20
 
+# The same for its state changes: a client that subscribes without end makes some hundred bytes of each.
+TICK_CHANGES_MAX = 10_000
+
 # Bytes queued for one connection before it counts as slow and reads from the log instead.
 SEND_BYTES_MAX = 1 << 20
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.delivery.encode import KEY_V4_QOS0, KEY_V4_QOS1, KEY_V5_QOS0, KEY_V5_QOS1
 from tidegate.errors import MalformedPacket, ProtocolViolation, Refused
-from tidegate.limits import CONNECT_BYTES_MAX, TICK_BYTES_MAX
+from tidegate.limits import CONNECT_BYTES_MAX, TICK_BYTES_MAX, TICK_CHANGES_MAX
 from tidegate.log.run import Run
 from tidegate.session.flights import PUBACKS, State
 from tidegate.session.link import Link, Phase
@@ -88,8 +88,8 @@ def ingest(broker: Broker, link: Link, data: bytes) -> None:
         link.more = _complete_at(rest)
     if packets:
         broker.counters.messages_received += packets
-    if broker.pending_bytes > TICK_BYTES_MAX:
-        broker.flush()
+    if broker.pending_bytes > TICK_BYTES_MAX or len(broker.dispatcher.changes) > TICK_CHANGES_MAX:
+        broker.flush()  # one wake-up of the event loop may bring many megabytes
     elif broker.runs and not broker.ticking and not (broker.pending <= HURRY_MESSAGES_MAX and broker.hurry()):
         broker.request_tick()
 

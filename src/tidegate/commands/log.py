@@ -61,8 +61,10 @@ class Segment:
 
     def index(self) -> TopicIndex | None:
         """Its index, if there is one that fits it."""
-        path = self.path.with_name(index_name(self.sequence))
-        index = TopicIndex.load(read_bytes(path)) if path.exists() else None
+        try:
+            index = TopicIndex.load(read_bytes(self.path.with_name(index_name(self.sequence))))
+        except FileNotFoundError:
+            return None  # not written yet, or trimmed by the broker meanwhile
         return index if index is not None and index.header.segment_bytes == len(self.buffer) else None
 
 
