@@ -171,6 +171,58 @@ def test_what_went_out_as_one_flight_comes_again_topic_by_topic_with_the_same_id
     assert all(first[packet.packet_id] == (packet.topic, packet.payload) for packet in seen[:-1])
 
 
+def publish_at_once(simulated: SimulatedBroker, *topics: bytes) -> None:
+    """One message to each topic, all in one write."""
+    publisher = simulated.client("publisher")
+    publisher.send(*(Publish(topic, b"%d" % i, 1, packet_id=i + 1) for i, topic in enumerate(topics)))
+    simulated.rest()
+
+
+@pytest.mark.req("S1.20", "S0.13")
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("behind", [False, True])
+def test_messages_with_others_between_them_are_acknowledged_each_at_its_place(behind, crash):
+    simulated = SimulatedBroker()
+    sub = subscribed(simulated, "s", b"a/#", 1)
+    if behind:
+        sub.drop()
+    publish_at_once(simulated, b"a/0", b"b/1", b"a/2", b"b/3", b"a/4", b"b/5", b"a/6")
+    if behind:
+        sub = simulated.client("s", 5, **KEPT)
+    first, second, *_ = sub.only(Publish)
+    sub.send(Puback(first.packet_id), Puback(second.packet_id))
+    end_of_connection(simulated, sub, crash)
+    assert payloads(simulated.client("s", 5, **KEPT)) == [b"4", b"6"]
+
+
+@pytest.mark.req("S1.20", "S0.13")
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("acknowledged", [0, 1])
+@pytest.mark.parametrize("other", [b"$share/g/#", b"$replay/0/#"])
+def test_messages_that_a_client_gets_twice_are_acknowledged_each_for_its_reader(simulated, other, acknowledged, crash):
+    """Two readers of one client, whose packet ids alternate."""
+    sub = simulated.client("s", 4, clean=False)
+    sub.send(Subscribe(1, (FilterRequest(b"#", 1), FilterRequest(other, 1))))
+    simulated.rest()
+    sub.received()
+    publish_at_once(simulated, b"a", b"b", b"c", b"d")
+    got = sub.only(Publish)
+    assert [packet.payload for packet in got] == [b"0", b"0", b"1", b"1", b"2", b"2", b"3", b"3"]
+    sub.send(*(Puback(packet.packet_id) for packet in got[acknowledged::2]))
+    end_of_connection(simulated, sub, crash)
+    assert payloads(simulated.client("s", 4, clean=False)) == [b"0", b"1", b"2", b"3"]
+
+
+def end_of_connection(simulated: SimulatedBroker, client: SimulatedClient, crash: bool) -> None:
+    simulated.rest()
+    simulated.pass_time(1)  # positions are written
+    simulated.rest()
+    if crash:
+        simulated.crash()
+    else:
+        client.drop()
+
+
 # ── coming to and leaving a shared group ──
 
 

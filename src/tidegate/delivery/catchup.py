@@ -29,6 +29,9 @@ from tidegate.session.flights import PIDS, Flight, State
 from tidegate.session.link import Link
 from tidegate.session.session import Reader, Session, Subscription
 
+# A topic that is being published to has its targets ready; among so many the reader's own is soon found.
+ROUTE_TARGETS_MAX = 8
+
 # Up to this many filters a reader matches topics one by one; above, it asks the index of all subscriptions.
 NAIVE_FILTERS_MAX = 32
 
@@ -97,15 +100,15 @@ class CatchUp:
 
     def _through_tail(self, reader: Reader) -> None:
         tail = self.dispatcher.tail
-        budget = CATCH_UP_RUNS
+        # More than a tick brings, or it would never arrive.
+        budget = max(CATCH_UP_RUNS, 2 * len(tail.batches[-1]))
         index = tail.batch_at(reader.cursor)
         while index < len(tail.batches):
             batch = tail.batches[index]
             first = run_at(batch, reader.cursor)
             some = batch[first : first + budget]
-            for run in some:
-                if not self._offer(reader, run):
-                    return
+            if not self._offer_all(reader, some):
+                return
             reader.cursor = max(reader.cursor, some[-1].base + some[-1].count)
             budget -= len(some)
             if not budget:
@@ -114,6 +117,41 @@ class CatchUp:
             index += 1
         reader.cursor = self.dispatcher.log.end
         self._arrive(reader)
+
+    def _offer_all(self, reader: Reader, runs: list[Run]) -> bool:
+        """Hand over what the reader wants of these runs; False if it had to stop within.
+
+        Plain messages with QoS 1 that are runs of their own are collected and sent together."""
+        together = reader.session is not None and reader.skip is None and reader.subscription is None
+        lowest = reader.cursor
+        some: list[tuple[Target, Run]] = []
+        for run in runs:
+            if (
+                together
+                and run.flags == 1
+                and run.count == 1
+                and run.base >= lowest
+                and run.properties is None
+                and run.expiries is None
+            ):
+                target = self._target(reader, run)
+                if target is None:
+                    continue
+                if target.fast and target.qos:
+                    some.append((target, run))
+                    continue
+            if some and not self._send_lone(reader, some):
+                return False
+            if not self._offer(reader, run):
+                return False
+            some = []
+        return not some or self._send_lone(reader, some)
+
+    def _send_lone(self, reader: Reader, some: list[tuple[Target, Run]]) -> bool:
+        sent = self.dispatcher.send_lone(reader, some)
+        if sent < len(some):
+            self.dispatcher.block(reader, some[sent][1].base)
+        return sent == len(some)
 
     def _offer(self, reader: Reader, run: Run) -> bool:
         """Hand over what the reader wants of a run; False if it had to stop within."""
@@ -143,8 +181,6 @@ class CatchUp:
         link: Link = target.link  # type: ignore[assignment]
         if link.out_bytes > SEND_BYTES_MAX:
             return start
-        if qos < 2 and run.count == 1 and run.properties is None:
-            return dispatcher.send_lone(reader, target, run, qos)
         if qos:
             return dispatcher.send_run(reader, target, run, start, qos)
         if start or run.count == 1:  # a variant of one message is not worth keeping
@@ -172,6 +208,12 @@ class CatchUp:
             # Some filter is younger than this message: decide for this message alone (S2.16).
             found = [s for s in self._matching(session, run.topic) if s.since <= run.base]
             return Target(reader, session.link, found) if found else None
+        route = self.dispatcher.table.routes.get(run.topic)
+        if route is not None and len(route.targets) <= ROUTE_TARGETS_MAX:
+            for target in route.targets:
+                if target.reader is reader:
+                    return target
+            return None
         targets = reader.targets
         if targets is None or len(targets) >= READER_TARGETS_MAX:
             targets = reader.targets = {}
@@ -236,13 +278,11 @@ class CatchUp:
         dispatcher.log.read(reader.cursor, end, CATCH_UP_BYTES, reader.wanted, done)
 
     def _through_held(self, reader: Reader, runs: list[Run], end: int) -> None:
-        for index, run in enumerate(runs):
-            if not self._offer(reader, run):
-                # Keep what was read for when the window opens, unless all readers together hold too much.
-                if self.held_bytes < CATCH_UP_HELD_BYTES_MAX:
-                    self._hold(reader, runs[index:], end)
-                return
-            reader.cursor = max(reader.cursor, run.base + run.count)
+        if not self._offer_all(reader, runs):
+            # Keep what was read for when the window opens, unless all readers together hold too much.
+            if self.held_bytes < CATCH_UP_HELD_BYTES_MAX:
+                self._hold(reader, runs[run_at(runs, reader.cursor) :], end)
+            return
         reader.cursor = max(reader.cursor, end)
         self.dispatcher.queue(reader)
 

@@ -36,6 +36,9 @@ from tidegate.session.flights import PIDS, Flight, State
 from tidegate.session.link import Link, Phase
 from tidegate.session.session import Reader, Session
 
+# Messages that are joined before the next look at how much is on its way to the socket.
+LONE_MAX = 512
+
 # Retained messages in flight belong to no place in the log; this stands in for their reader.
 RETAINED_READER = Reader(0, None, 0)
 
@@ -197,24 +200,30 @@ class Dispatcher:
             start += count
         return start
 
-    def send_lone(self, reader: Reader, target: Target, run: Run, qos: int) -> int:
-        """Send a message with QoS 0 or 1 and no properties that is a run of its own, if the window has room."""
-        link: Link = target.link  # type: ignore[assignment]
-        pid = b""
-        if qos:
-            flights = reader.session.in_flight()  # type: ignore[union-attr]
-            if link.on_wire >= link.window or not flights.fits(1):
-                return 0
-            number = flights.take(1)
-            flights.sent(number, 1, run.base, reader)
+    def send_lone(self, reader: Reader, some: list[tuple[Target, Run]]) -> int:
+        """Send messages with QoS 1 and no properties, each a run of its own, as far as the window reaches: how many
+        were sent."""
+        link: Link = some[0][0].link  # type: ignore[assignment]
+        flights = reader.session.in_flight()  # type: ignore[union-attr]
+        sent = 0
+        while sent < len(some) and link.out_bytes <= SEND_BYTES_MAX:
+            count = min(len(some) - sent, link.window - link.on_wire, flights.unbroken(), flights.room(), LONE_MAX)
+            if count <= 0:
+                break
+            pid = flights.take(count)
             if not link.on_wire:
                 link.ack_seen_s = self.now_s
-            link.on_wire += 1
-            pid = PIDS[number]
-        head = len(run.topic).to_bytes(2, "big") + run.topic
-        self.emit(link, lone(qos, head, pid, target.block, run.payloads[0]))
-        self.counters.publishes_sent += 1
-        return 1
+            link.on_wire += count
+            out = []
+            for number, (target, run) in enumerate(some[sent : sent + count], pid):
+                topic = run.topic
+                head = len(topic).to_bytes(2, "big") + topic
+                out.append(lone(1, head, PIDS[number], target.block, run.payloads[0]))
+                flights.sent(number, 1, run.base, reader)
+            self.emit(link, b"".join(out))
+            sent += count
+        self.counters.publishes_sent += sent
+        return sent
 
     def _begin_qos2(self, session: Session, reader: Reader, pid: int, count: int, base: int) -> None:
         """Packet ids of QoS 2 messages are stored before they are used: after a crash the same message must
