@@ -45,10 +45,6 @@ CHUNK_MESSAGES_MAX: Final = 2048
 CHUNK_BYTES_MAX: Final = 512 << 10
 """What is laid out and written at once: enough to make the cost per call small, and a part of the window."""
 
-WINDOW_MAX: Final = 6144
-"""On their way at once, even where the broker allows more: what a broker takes at once it also hands on at once, and
-subscribers that get more than their own window in one go fall behind and are served the slow way."""
-
 UNACKNOWLEDGED_BYTES_MAX: Final = 16 << 20
 """Payloads kept to be sent again."""
 
@@ -373,7 +369,7 @@ class BulkPublisher:
             if connack.reason in _PASSING:
                 raise BrokerUnreachable(message)
             raise BrokerRefused(message, connack.reason)
-        self._window = min(connack.properties.receive_maximum or PACKET_IDS, WINDOW_MAX)
+        self._window = connack.properties.receive_maximum or PACKET_IDS
         self._packet_bytes_max = connack.properties.maximum_packet_size or 1 << 28
         self._socket.setblocking(False)
 

@@ -97,7 +97,7 @@ def replay(
     if not lake.exists(table):
         raise Failure(f"the lake has no table {table} yet", "`tidegate pipeline run --once` brings it up to date")
     console = Console(stderr=True)
-    with spark_for("replay", config, console) as spark:
+    with spark_for("replay", config, console, quick=True) as spark:
         source = _Source(spark, lake, selection, renamed, qos, retain, where, dead)
         with watched(spark, console, "looking"):
             found = source.survey()

@@ -38,18 +38,23 @@ def lake_of(config: Config) -> Lake:
 
 
 @contextmanager
-def spark_for(name: str, config: Config, console: Console) -> Iterator[SparkSession]:
-    """A session for one command. One that runs in this process already is used, and left running."""
+def spark_for(name: str, config: Config, console: Console, *, quick: bool = False) -> Iterator[SparkSession]:
+    """A session for one command; `quick` if Spark has little to do in it. One that runs in this process already is
+    used, and left running."""
     from pyspark.sql import SparkSession
 
-    from tidegate.pipeline.spark import spark_session
+    from tidegate.pipeline.spark import JAVA_OPTIONS, QUICK_COMPILER, spark_session, step_back
 
     running = SparkSession.getActiveSession()
     if running is not None:
         yield running
         return
     with console.status("starting Spark") if console.is_terminal else _nothing():
-        spark = spark_session(name, config.spark)
+        settings = dict(config.spark)
+        if quick:
+            settings[JAVA_OPTIONS] = f"{QUICK_COMPILER} {settings.get(JAVA_OPTIONS, '')}"
+        spark = spark_session(name, settings)
+        step_back(spark)
         spark.sparkContext.setLogLevel("OFF")  # what fails is raised, and told once
     try:
         yield spark

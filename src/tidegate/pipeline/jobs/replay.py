@@ -1,7 +1,7 @@
 """Replay: a slice of the lake published again through the broker, in order, at a chosen speed.
 
-Spark selects, renames and sorts; one publisher in this process sends, so that there is one order, one pace and one
-place to stop at. The files of `messages` hold ranges of positions that do not overlap: the slice is taken some files at
+Spark selects and renames; one publisher in this process sends, so that there is one order, one pace and one place to
+stop at. The files of `messages` hold ranges of positions that do not overlap: the slice is taken some files at
 a time, the next ones while the last ones are sent, and is never sorted, or held, as a whole. The files are looked up
 anew each time, because a slow replay outlives those that it began with.
 """
@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -35,6 +35,8 @@ from tidegate.router.filters import Start
 STEP_ROWS = 250_000
 STEP_BYTES = 32 << 20
 """What is read at once, if it is more than one file."""
+STEPS_AHEAD = 2
+"""So many are read while one is sent: files differ in size."""
 BATCH_ROWS = 65_536
 SEND_ROWS = 2_048
 """Between two looks at whether to stop."""
@@ -171,26 +173,25 @@ def in_order(
 ) -> Iterator[pa.RecordBatch]:
     """The slice of `messages`, prepared, by position; as far as the lake reaches now."""
     reached, end = selection.positions(lake.end())
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")  # more than 2 GiB of payloads can be sorted
     with ThreadPoolExecutor(1, thread_name_prefix="tidegate-replay") as ahead:
 
         def read(files: Sequence[LakeFile], positions: tuple[int, int]) -> list[pa.RecordBatch]:
             rows = selected(lake.read(spark, "messages", positions, files), selection)
-            found: pa.Table = prepare(rows).coalesce(1).sortWithinPartitions("position").toArrow()
-            return list(found.to_batches(BATCH_ROWS))
+            found: pa.Table = prepare(rows).coalesce(1).toArrow()
+            return list(found.sort_by("position").to_batches(BATCH_ROWS))
 
-        coming = None
+        coming: deque[Future[list[pa.RecordBatch]]] = deque()
         while True:
             files = next_files(lake.files("messages"), reached, end, selection.times())
-            following = None
             if files:
                 upto = min(end, files[-1].max_position + 1)
-                following = ahead.submit(read, files, (reached, upto))
+                coming.append(ahead.submit(read, files, (reached, upto)))
                 reached = upto
-            if coming is not None:
-                yield from coming.result()
-            if following is None:
-                return
-            coming = following
+            if len(coming) > STEPS_AHEAD or not files:
+                if not coming:
+                    return
+                yield from coming.popleft().result()
 
 
 def next_files(
@@ -329,8 +330,11 @@ def _columns(batch: pa.RecordBatch) -> dict[str, Any]:
 
     def plain(name: str) -> list[Any]:
         column = batch.column(name)
-        bare = column.cast(pa.binary()) if pa.types.is_string(column.type) else column
-        values: list[Any] = bare.to_numpy(zero_copy_only=False).tolist()
+        if pa.types.is_string(column.type):
+            column = column.cast(pa.binary())
+        elif pa.types.is_large_string(column.type):
+            column = column.cast(pa.large_binary())
+        values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
         return values
 
     found: dict[str, Any] = {"topics": plain("topic"), "payloads": plain("payload"), "qos": plain("qos")}
