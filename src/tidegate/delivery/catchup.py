@@ -293,8 +293,8 @@ class CatchUp:
         self.held_bytes += reader.held_bytes
 
     def _fetch(self, reader: Reader, position: int, count: int, use: Callable[[list[Run]], None]) -> None:
-        """Runs from `position` on, as they follow each other: from memory now, or from disk later. None if that
-        position is no longer stored."""
+        """Runs from `position` on, as they follow each other: from memory now, or from disk later. An empty
+        list if that position is no longer stored."""
         run = self.dispatcher.tail.find(position)
         if run is not None:
             use([run])

@@ -32,7 +32,7 @@ from tidegate.limits import PACKET_IDS, SEND_BYTES_MAX
 from tidegate.log.run import NO_EXPIRY, QOS_MASK, RETAIN, Run
 from tidegate.ports.commitlog import CommitLog
 from tidegate.session import changes
-from tidegate.session.flights import PIDS, Flight, State
+from tidegate.session.flights import PIDS, Flight, Flights, State
 from tidegate.session.link import Link, Phase
 from tidegate.session.session import Reader, Session
 
@@ -181,13 +181,9 @@ class Dispatcher:
         flights = session.in_flight()
         pieces = parts(run, target.key1 if qos == 1 else target.key2)
         while start < run.count:
-            count = min(run.count - start, link.window - link.on_wire, flights.unbroken(), flights.room())
-            if count <= 0:
+            pid, count = self._take(link, flights, run.count - start)
+            if not count:
                 break
-            pid = flights.take(count)
-            if not link.on_wire:
-                link.ack_seen_s = self.now_s
-            link.on_wire += count
             some = pieces[3 * start : 3 * (start + count)]
             some[1::3] = PIDS[pid : pid + count]
             if qos == 1:
@@ -200,6 +196,16 @@ class Dispatcher:
             start += count
         return start
 
+    def _take(self, link: Link, flights: Flights, wanted: int) -> tuple[int, int]:
+        """Packet ids in sequence for up to `wanted` messages, as far as the window reaches: the first, how many."""
+        count = min(wanted, link.window - link.on_wire, flights.unbroken(), flights.room())
+        if count <= 0:
+            return 0, 0
+        if not link.on_wire:
+            link.ack_seen_s = self.now_s
+        link.on_wire += count
+        return flights.take(count), count
+
     def send_lone(self, reader: Reader, some: list[tuple[Target, Run]]) -> int:
         """Send messages with QoS 1 and no properties, each a run of its own, as far as the window reaches: how many
         were sent."""
@@ -207,13 +213,9 @@ class Dispatcher:
         flights = reader.session.in_flight()  # type: ignore[union-attr]
         sent = 0
         while sent < len(some) and link.out_bytes <= SEND_BYTES_MAX:
-            count = min(len(some) - sent, link.window - link.on_wire, flights.unbroken(), flights.room(), LONE_MAX)
-            if count <= 0:
+            pid, count = self._take(link, flights, min(len(some) - sent, LONE_MAX))
+            if not count:
                 break
-            pid = flights.take(count)
-            if not link.on_wire:
-                link.ack_seen_s = self.now_s
-            link.on_wire += count
             out = []
             for number, (target, run) in enumerate(some[sent : sent + count], pid):
                 topic = run.topic

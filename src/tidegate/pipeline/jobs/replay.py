@@ -182,16 +182,19 @@ def in_order(
             return list(found.sort_by("position").to_batches(BATCH_ROWS))
 
         coming: deque[Future[list[pa.RecordBatch]]] = deque()
-        while True:
-            files = next_files(lake.files("messages"), reached, end, selection.times())
-            if files:
-                upto = min(end, files[-1].max_position + 1)
-                coming.append(ahead.submit(read, files, (reached, upto)))
-                reached = upto
-            if len(coming) > STEPS_AHEAD or not files:
-                if not coming:
-                    return
-                yield from coming.popleft().result()
+        try:
+            while True:
+                files = next_files(lake.files("messages"), reached, end, selection.times())
+                if files:
+                    upto = min(end, files[-1].max_position + 1)
+                    coming.append(ahead.submit(read, files, (reached, upto)))
+                    reached = upto
+                if len(coming) > STEPS_AHEAD or not files:
+                    if not coming:
+                        return
+                    yield from coming.popleft().result()
+        finally:
+            ahead.shutdown(cancel_futures=True)  # whoever stops early waits for no more than the step at hand
 
 
 def next_files(
