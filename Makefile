@@ -4,6 +4,7 @@
 PYTHON ?= python3
 ARGS ?=
 KILLS ?= 2000
+MINUTES ?= 20
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -12,7 +13,7 @@ RUN_STAMP := $(VENV)/installed-run
 DEV_STAMP := $(VENV)/installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench bench-pipeline torture docs lock peers clean
+.PHONY: help setup run test test-fast check bench bench-pipeline torture docs lock peers clean soak
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -23,12 +24,18 @@ run: $(RUN_STAMP) ## install what running needs, then start broker and pipeline 
 	@$(BIN)/tidegate up $(ARGS)
 
 test: $(DEV_STAMP) peers ## run the tests, with real MQTT clients where they can be had
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore tests/heart/test_bystanders.py $(ARGS)
+	$(BIN)/python -m pytest tests/heart/test_bystanders.py # alone: it measures how long others wait
 
-check: $(DEV_STAMP) ## lint, types, import rules
+test-fast: $(DEV_STAMP) ## a quick look, without Spark or foreign clients: what every commit should pass
+	$(BIN)/python -m pytest -n 2 -q tests/router tests/session tests/log tests/broker tests/protocol \
+		tests/test_import_rules.py --deselect tests/broker/test_session_flows.py $(ARGS)
+
+check: $(DEV_STAMP) ## lint, types, import rules, the table of promises
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
 	$(BIN)/python -m pytest -q tests/test_import_rules.py
+	$(BIN)/python tools/requirements_table.py --check
 
 bench: $(DEV_STAMP) ## measure this broker beside others
 	@mkdir -p docs/images
@@ -43,6 +50,9 @@ bench-pipeline: $(DEV_STAMP) ## measure the Spark pipeline
 
 torture: $(DEV_STAMP) ## the crash tests with KILLS kills (default 2000), 60 of the pipeline, and a million sessions
 	TORTURE=1 TORTURE_KILLS=$(KILLS) $(BIN)/python -m pytest --timeout=0 tests/faults $(ARGS)
+
+soak: $(DEV_STAMP) ## churn clients, sessions, filters, topics, retained, replays and slow readers for MINUTES (default 20) and see that memory stays
+	$(BIN)/python bench/soak.py --minutes $(MINUTES) $(ARGS)
 
 docs: $(DEV_STAMP) ## regenerate docs/requirements.md from the tests' marks
 	$(BIN)/python tools/requirements_table.py

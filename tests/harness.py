@@ -58,18 +58,20 @@ class BrokerProcess:
 
     def spawn(self) -> subprocess.Popen[str]:
         """Begin to start, without waiting until it listens."""
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
-        for path, value in self.settings.items():
-            environment["TIDEGATE_" + path.replace("__", "_").upper()] = str(value)
         with self.log_path.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tidegate.cli", "broker", *self.arguments()],
+                [*self.command(), "broker", *self.arguments()],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=environment,
+                env=self.environment(),
             )
         return self.process
+
+    def environment(self) -> dict[str, str]:
+        found = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
+        settings = {f"TIDEGATE_{path.replace('__', '_').upper()}": str(v) for path, v in self.settings.items()}
+        return found | settings
 
     def start(self, timeout_s: float = 60.0) -> BrokerProcess:
         self.spawn()
@@ -88,6 +90,10 @@ class BrokerProcess:
                 break
         self.process.wait(5)
         raise RuntimeError(f"the broker did not start: {self.log()[-2000:]}")
+
+    def command(self) -> list[str]:
+        """What stands for `tidegate` on the command line."""
+        return [sys.executable, "-m", "tidegate.cli"]
 
     def arguments(self) -> list[str]:
         return ["--data", str(self.data), "--port", str(self.port), "--durability", self.durability]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from paho.mqtt.client import MQTTMessage
@@ -23,13 +24,17 @@ from paho.mqtt.properties import Properties
 import tidegate.broker
 import tidegate.server
 from harness import BrokerProcess, RawClient
+from message_frames import encode_messages
 from tidegate import __version__
 from tidegate.cli import tidegate as command
 from tidegate.commands.subscribe import json_line, replay_place, template_line, verbose_line
 from tidegate.commands.text import parse_place, payload_text, safe, utc
+from tidegate.commands.trace import line
 from tidegate.config import Config
+from tidegate.config_sources import settings
 from tidegate.errors import ConfigError, FolderLocked
-from tidegate.log.frame import encode_changes, encode_messages
+from tidegate.log.files.disk import storage_error
+from tidegate.log.frame import encode_changes
 from tidegate.log.run import Run as MessageRun
 from tidegate.log.segment import SegmentHeader, encode_segment_header, segment_name
 
@@ -55,19 +60,29 @@ def test_alone_it_prints_its_help() -> None:
 
 def test_the_version_is_the_package_s() -> None:
     assert __version__ in run("version").output
+    assert run("--version").output == run("version").output
 
 
-COMMANDS = ["up", "broker", "pub", "sub", "sessions"]
+def commands(group: click.Group = command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Every command, by its words."""
+    for name, each in group.commands.items():
+        if isinstance(each, click.Group):
+            yield from commands(each, (*path, name))
+        else:
+            yield " ".join((*path, name)), each
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *COMMANDS,
-        *("config check", "config show", "log list", "log dump", "log verify"),
-        *("pipeline run", "pipeline status", "pipeline stop"),
-    ],
-)
+COMMANDS = dict(commands())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_every_option_says_what_it_is_for(name: str) -> None:
+    assert COMMANDS[name].help
+    silent = [each.name for each in COMMANDS[name].params if isinstance(each, click.Option) and not each.help]
+    assert silent == []
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"version"}))
 def test_every_command_has_an_example_in_its_help(name: str) -> None:
     result = run(*name.split(), "--help")
     assert result.exit_code == 0
@@ -86,7 +101,22 @@ def test_config_check_accepts_what_is_right() -> None:
     Path("tidegate.toml").write_text("[listen]\nport = 1884\n")
     result = run("config", "check")
     assert result.exit_code == 0
-    assert "1 of" in result.output
+    assert f"1 of {len(settings())} settings differs from its default." in result.output
+
+
+def test_config_check_counts_what_differs_and_not_what_was_merely_written_down() -> None:
+    Path("tidegate.toml").write_text("[listen]\nport = 1883\nhost = '::1'\n[log]\nsegment_bytes = '128MiB'\n")
+    output = run("config", "check", env={"TIDEGATE_DATA": "data", "TIDEGATE_LOG_LEVEL": "debug"}).output
+    assert f"2 of {len(settings())} settings differ from their defaults." in output
+
+
+def test_config_check_counts_entries_of_your_own_apart() -> None:
+    Path("tidegate.toml").write_text(
+        "[spark]\nmaster = 'local[1]'\nexecutor.memory = '2g'\n"
+        "[extract.climate]\nfilter = 'a/#'\ncolumns = 'value double'\n"
+    )
+    output = run("config", "check").output
+    assert f"1 of {len(settings())} settings differs from its default, and 3 entries are your own." in output
 
 
 def test_config_check_refuses_in_one_line_and_a_hint() -> None:
@@ -144,7 +174,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
 
     def put(function: Run) -> None:
         app = ModuleType("tidegate.server.app")
-        app.run = function  # type: ignore[attr-defined]
+        app.run = lambda config, announce: function(config)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "tidegate.server.app", app)
         monkeypatch.setattr(tidegate.server, "app", app, raising=False)
 
@@ -191,22 +221,26 @@ def test_what_stops_the_server_is_told_without_a_traceback(
     assert hint in "".join(rest)
 
 
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.EACCES, 2), (errno.ENOTDIR, 2), (errno.EROFS, 2), (errno.ENOSPC, 1), (errno.EMFILE, 1), (errno.EIO, 1)],
+)
+def test_the_exit_code_says_whether_another_start_may_go_well(
+    server: Callable[[Run], None], number: int, code: int
+) -> None:
+    cause = OSError(number, "the system's word", "data/log")
+
+    def fail(config: Config) -> int:
+        raise storage_error(cause, "cannot open the log") from cause
+
+    server(fail)
+    assert run("broker").exit_code == code
+
+
 ALONE = {"TIDEGATE_PIPELINE_ENABLED": "false"}
 
 
-def test_up_says_where_it_listens_and_what_to_try(server: Callable[[Run], None]) -> None:
-    server(lambda config: 0)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    output = run("up", "--port", str(port), "--data", "here", env=ALONE).output
-    assert f"mqtt://127.0.0.1:{port}" in output
-    assert "here" in output
-    assert f"tidegate sub --port {port} -t 'demo/#'" in output
-    assert "--from earliest" in output
-
-
-def test_up_on_a_busy_port_says_so_before_any_welcome(server: Callable[[Run], None]) -> None:
-    server(lambda config: 0)
+def test_up_on_a_busy_port_says_so_before_any_welcome() -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         result = run("up", "--port", str(port), env=ALONE)
@@ -398,6 +432,67 @@ def test_what_cannot_be_meant_is_refused(arguments: list[str], words: str) -> No
     result = run(*arguments)
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+# ---------------------------------------------------------------------------------- trace
+
+
+TRACED = {"at": "2026-01-31T12:00:00.123Z", "direction": "in", "packet": "PUBLISH", "topic": "a b", "qos": 1}
+
+
+def publication(topic: str, payload: bytes) -> bytes:
+    body = len(topic).to_bytes(2, "big") + topic.encode() + b"\x00" + payload
+    assert 127 < len(body) < 16384
+    return bytes([PUBLISH, len(body) & 127 | 128, len(body) >> 7]) + body
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_trace_shows_the_packets_of_a_client_one_a_line(peer: Start, form: str) -> None:
+    told = publication("$SYS/clients/pump%2B%23/trace", json.dumps(TRACED).encode())
+    broker = peer({SUBSCRIBE: bytes.fromhex("900400010000") + told})
+    as_json = ["--json"] if form == "json" else []
+    result = run("trace", "pump+#", "--port", broker.port, "--count", "1", "--timeout", "10", *as_json)
+    (subscribe,) = [each for each in broker.received if each[0] & 0xF0 == SUBSCRIBE]
+    assert b"$SYS/clients/pump%2B%23/trace" in subscribe
+    assert result.exit_code == 0
+    assert "waiting for packets of pump+#" in result.stderr
+    if form == "json":
+        assert json.loads(result.stdout) == TRACED
+    else:
+        assert result.stdout == '2026-01-31T12:00:00.123Z in  PUBLISH     topic="a b" qos=1\n'
+
+
+def test_trace_says_where_packets_are_missing(peer: Start) -> None:
+    numbers = [7, 8, 12, 1, 2]  # the client connected again after the 12th
+    told = [publication("$SYS/clients/pump/trace", json.dumps(TRACED | {"number": n}).encode()) for n in numbers]
+    broker = peer({SUBSCRIBE: bytes.fromhex("900400010000") + b"".join(told)})
+    result = run("trace", "pump", "--port", broker.port, "--count", "5", "--timeout", "10")
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == 5
+    assert [line for line in result.stderr.splitlines() if "missing" in line] == [
+        "tidegate: 3 packets are missing here: there were more than could be shown"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("payload", "shown"),
+    [
+        (b'{"at": "T", "direction": "out", "packet": "PINGRESP"}', "T out PINGRESP"),
+        (b'{"packet": "CONNACK", "session_present": true}', "? ?   CONNACK     session_present=true"),
+        (b'{"packet": "PUBLISH", "topic": "\\u001b[2J\\n"}', '? ?   PUBLISH     topic="\\u001b[2J\\n"'),
+        (b'{"packet": "SUBSCRIBE", "filters": ["a/#", "b"]}', '? ?   SUBSCRIBE   filters=["a/#", "b"]'),
+        (b'{"packet": "PUBLISH", "number": 7, "dup": false, "qos": 0}', "? ?   PUBLISH     qos=0"),
+        (b'{"packet": "PUBACK", "reason": 0}', "? ?   PUBACK"),
+        (b'{"packet": "PUBACK", "reason": 151}', "? ?   PUBACK      reason=0x97 (quota exceeded)"),
+        (b'{"packet": "PUBACK", "reason": 199}', "? ?   PUBACK      reason=0xC7"),
+        (b'{"packet": "PUBACK", "reason": "?"}', "? ?   PUBACK      reason=?"),
+        (b'{"packet": "SUBACK", "reasons": [2, 143]}', "? ?   SUBACK      reasons=[2, 0x8F]"),
+        (b"not\njson", "not\\njson"),
+        (b"[1]", "[1]"),
+    ],
+)
+def test_a_packet_is_one_safe_line_whatever_it_holds(payload: bytes, shown: str) -> None:
+    assert line(payload) == shown
 
 
 # ---------------------------------------------------------------------------------- log

@@ -8,6 +8,8 @@ import re
 import socket
 import subprocess
 import sys
+import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,10 +25,13 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
 
 
-def tidegate(*arguments: str | Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+def tidegate(
+    *arguments: str | Path, stdin: str | None = None, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tidegate.cli", *map(str, arguments)]
+    env = {**environment(), **variables}
     return subprocess.run(
-        command, capture_output=True, text=True, input=stdin, timeout=60, env=environment(), check=False
+        command, capture_output=True, text=True, input=stdin, timeout=60, env=env, cwd=cwd, check=False
     )
 
 
@@ -37,7 +42,9 @@ def subscriber() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(port: int, *arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tidegate.cli", "sub", "--port", str(port), *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        )
         running.append(process)
         return process
 
@@ -150,6 +157,156 @@ def test_sub_that_keeps_its_session_gets_what_came_while_it_was_away(start_broke
     publish_all(broker.port, "a", ["0", "1", "2"])
     assert tidegate("sub", *options, "--count", "2").stdout.split() == ["0", "1"]
     assert tidegate("sub", *options, "--count", "1").stdout.split() == ["2"]
+
+
+# ── sub, when the connection is lost ──
+
+
+def until_subscribed(port: int, topic: str, payload: bytes = b"probe") -> None:
+    """Publishes until somebody gets it."""
+    with RawClient(port, 5) as raw:
+        raw.connect("")
+        while raw.publish(topic, payload, 1) == 0x10:
+            time.sleep(0.01)
+
+
+def test_sub_connects_again_and_subscribes_again(start_broker, subscriber):
+    broker: BrokerProcess = start_broker()
+    process = subscriber(broker.port, "-t", "a", "-t", "b", "-q", "1")
+    until_subscribed(broker.port, "a", b"before")
+    assert process.stdout.readline() == "before\n"
+    broker.kill()
+    assert "the connection was lost" in (told := process.stderr.readline())
+    assert "connecting again in 0.5 s" in told
+    broker.start()
+    while "connected again" not in process.stderr.readline():
+        pass
+    until_subscribed(broker.port, "b", b"after")
+    assert process.stdout.readline() == "after\n"
+
+
+def test_sub_that_keeps_its_session_misses_nothing_over_a_restart(start_broker, subscriber):
+    broker: BrokerProcess = start_broker()
+    process = subscriber(broker.port, "-t", "a", "-q", "1", "-i", "laptop", "--keep-session", "--count", "4")
+    until_subscribed(broker.port, "a", b"0")
+    assert process.stdout.readline() == "0\n"
+    broker.stop()
+    broker.start()
+    publish_all(broker.port, "a", ["1", "2", "3"])  # before it is back, most likely
+    assert process.communicate(timeout=60)[0].split() == ["1", "2", "3"]
+    assert process.returncode == 0
+
+
+def test_sub_that_went_back_in_time_goes_on_after_what_it_has_shown(start_broker, subscriber):
+    broker: BrokerProcess = start_broker()
+    publish_all(broker.port, "a", ["a0", "a1"])
+    publish_all(broker.port, "b", ["b2"])
+    filters = ["-t", "a", "-t", "b", "-t", "c"]
+    process = subscriber(broker.port, *filters, "--from", "earliest", "--count", "6")
+    assert sorted(process.stdout.readline() for _ in range(3)) == ["a0\n", "a1\n", "b2\n"]
+    broker.stop()
+    broker.start()
+    publish_all(broker.port, "a", ["a3"])
+    publish_all(broker.port, "c", ["c4"])
+    publish_all(broker.port, "b", ["b5"])
+    rest = process.communicate(timeout=60)[0].split()
+    assert sorted(rest) == ["a3", "b5", "c4"]
+
+
+def test_sub_without_reconnect_ends_with_an_error(start_broker, subscriber):
+    broker: BrokerProcess = start_broker()
+    process = subscriber(broker.port, "-t", "a", "--no-reconnect")
+    until_subscribed(broker.port, "a")
+    broker.kill()
+    assert "error: the connection was lost" in process.communicate(timeout=30)[1]
+    assert process.returncode == 1
+
+
+def test_sub_in_old_mqtt_does_not_show_a_replay_twice(start_broker, subscriber):
+    broker: BrokerProcess = start_broker()
+    publish_all(broker.port, "a", ["0"])
+    process = subscriber(broker.port, "-t", "a", "--from", "earliest", "--protocol", "3.1.1")
+    assert process.stdout.readline() == "0\n"
+    broker.kill()
+    assert "--protocol 5" in process.communicate(timeout=30)[1]
+    assert process.returncode == 1
+
+
+def test_sub_does_not_fight_for_its_client_id(start_broker, subscriber):
+    broker: BrokerProcess = start_broker()
+    process = subscriber(broker.port, "-t", "a", "-i", "mine")
+    until_subscribed(broker.port, "a")
+    other = RawClient(broker.port, 5)
+    other.connect("mine")
+    assert "taken over" in process.communicate(timeout=30)[1]
+    assert process.returncode == 1
+    other.nothing()
+
+
+def test_sub_ends_at_its_timeout_also_while_there_is_no_broker(start_broker, subscriber):
+    broker: BrokerProcess = start_broker()
+    process = subscriber(broker.port, "-t", "a", "--timeout", "3")
+    until_subscribed(broker.port, "a")
+    broker.kill()
+    assert process.wait(30) == TIMED_OUT
+
+
+# ── where commands find the broker and its data ──
+
+
+@pytest.fixture
+def configured(start_broker, tmp_path) -> Path:
+    """A folder whose tidegate.toml is the one of a running broker, which has a message and a session."""
+    broker = start_broker()
+    publish_all(broker.port, "a", ["hello"])
+    kept = RawClient(broker.port)
+    kept.connect("kept", clean=False)
+    kept.disconnect()
+    folder = tmp_path / "configured"
+    folder.mkdir()
+    settings = f"data = '{broker.data}'\n[listen]\nhost = '0.0.0.0'\nport = {broker.port}\n"
+    (folder / "tidegate.toml").write_text(settings)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["pub", "-t", "b", "-m", "x", "-q", "1"], ""),
+        (["sub", "-t", "a", "--from", "earliest", "--count", "1"], "hello"),
+        (["log", "dump"], "hello"),
+        (["log", "list", "--json"], '"messages": 1'),
+        (["log", "verify"], "1 messages are whole"),
+        (["sessions", "--json"], "kept"),
+    ],
+    ids=["pub", "sub", "log dump", "log list", "log verify", "sessions"],
+)
+def test_commands_take_the_broker_and_its_data_from_the_configuration(configured, tmp_path, arguments, words):
+    from_folder = tidegate(*arguments, cwd=configured)
+    assert (from_folder.returncode, from_folder.stderr) == (0, "")
+    assert words in from_folder.stdout
+    named = tidegate(*arguments, "--config", configured / "tidegate.toml", cwd=tmp_path)
+    assert (named.returncode, named.stderr) == (0, "")
+    settings = tomllib.loads((configured / "tidegate.toml").read_text())
+    variables = {"TIDEGATE_DATA": settings["data"], "TIDEGATE_LISTEN_PORT": str(settings["listen"]["port"])}
+    from_environment = tidegate(*arguments, cwd=tmp_path, **variables)
+    assert (from_environment.returncode, from_environment.stderr) == (0, "")
+
+
+def test_a_flag_wins_over_the_environment_which_wins_over_the_file(configured):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        nobody = str(probe.getsockname()[1])
+    port = str(tomllib.loads((configured / "tidegate.toml").read_text())["listen"]["port"])
+    publish = ["pub", "-t", "b", "-m", "x"]
+    astray = tidegate(*publish, cwd=configured, TIDEGATE_LISTEN_PORT=nobody)
+    assert f"nothing listens on 127.0.0.1:{nobody}" in astray.stderr
+    assert tidegate(*publish, "--port", port, cwd=configured, TIDEGATE_LISTEN_PORT=nobody).returncode == 0
+
+
+def test_a_port_that_only_the_broker_knows_has_to_be_named(tmp_path):
+    result = tidegate("pub", "-t", "b", "-m", "x", cwd=tmp_path, TIDEGATE_LISTEN_PORT="0")
+    assert result.returncode == 2
+    assert "--port" in result.stderr
 
 
 # ── log and sessions, beside a running broker ──
@@ -267,6 +424,20 @@ def test_a_stop_does_not_wait_for_a_client_that_never_reads(start_broker):
     assert broker.stop(timeout_s=30) == 0
 
 
+def test_a_host_without_an_address_is_an_error_with_a_hint(tmp_path):
+    result = tidegate("broker", "--data", tmp_path / "data", "--port", "0", "--host", "no such host")
+    assert result.returncode == 2
+    assert "no such host has no address" in result.stderr
+    assert "--host" in result.stderr
+
+
+def test_trace_waits_for_packets_of_a_client(start_broker):
+    broker: BrokerProcess = start_broker()
+    result = tidegate("trace", "pump-7", "--port", str(broker.port), "--timeout", "0.5")
+    assert (result.returncode, result.stdout) == (TIMED_OUT, "")
+    assert "waiting for packets of pump-7" in result.stderr
+
+
 def test_a_busy_port_is_an_error_with_a_hint(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -288,6 +459,22 @@ def test_a_folder_in_use_is_an_error_with_a_hint_and_the_first_broker_goes_on(st
     assert "still here" in tidegate("log", "dump", "--data", broker.data).stdout
 
 
+def test_up_with_a_folder_in_use_says_so_and_welcomes_nobody(start_broker):
+    broker: BrokerProcess = start_broker()
+    result = tidegate("up", "--data", broker.data, "--port", "0", TIDEGATE_PIPELINE_ENABLED="false")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+    assert "--data" in result.stderr
+    assert "cannot run like this (exit code 2)" in result.stderr
+
+
+def test_up_with_a_folder_that_is_none_ends_with_the_reason(tmp_path):
+    (tmp_path / "data").write_text("a file")
+    result = tidegate("up", "--data", tmp_path / "data", "--port", "0", TIDEGATE_PIPELINE_ENABLED="false")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "Not a directory" in result.stderr
+
+
 def test_up_serves_and_says_where(tmp_path):
     command = [sys.executable, "-m", "tidegate.cli", "up", "--data", str(tmp_path / "data"), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
@@ -297,11 +484,20 @@ def test_up_serves_and_says_where(tmp_path):
         line = process.stdout.readline()
         assert line, seen
         seen += line
-    assert "tidegate sub" in seen
+    assert f"tidegate sub --port {found[1]} -t 'demo/#'" in seen
     publish_all(int(found[1]), "demo/hello", ["hi"])
     process.terminate()
     process.communicate(timeout=30)
     assert process.returncode == 0
+
+
+def test_a_log_in_memory_is_bounded_by_its_own_setting(start_broker):
+    broker: BrokerProcess = start_broker("memory", log__memory_bytes="1MiB")
+    publish_all(broker.port, "a", [f"{i:03}" + "x" * 50_000 for i in range(60)])
+    result = tidegate("sub", "--port", str(broker.port), "-t", "a", "--from", "earliest", "--timeout", "2")
+    kept = [int(line[:3]) for line in result.stdout.splitlines()]
+    assert kept == list(range(kept[0], 60))
+    assert len(kept) * 50_000 <= 1 << 20
 
 
 # ── $SYS ──

@@ -27,6 +27,7 @@ from tidegate.cli import tidegate as command
 from tidegate.commands.pipeline import span
 from tidegate.config import Config
 from tidegate.pipeline.status import moment
+from tidegate.server.listening import Address, Announce
 
 
 @pytest.fixture(autouse=True)
@@ -348,17 +349,22 @@ def test_a_driver_that_is_told_to_stop_while_spark_starts_does_not_wait_for_it()
 
 # ── up ──
 
+Commands = tuple[list[str], list[str] | None, Path]
 
 @pytest.fixture
-def supervisor(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], list[str], Path]]:
+def supervisor(monkeypatch: pytest.MonkeyPatch) -> list[Commands]:
     """Puts something that only notes its commands in the place of the supervisor, which has tests of its own."""
-    seen: list[tuple[list[str], list[str], Path]] = []
+    seen: list[Commands] = []
 
     class Supervisor:
-        def __init__(self, broker: list[str], pipeline: list[str], data: Path) -> None:
+        def __init__(
+            self, broker: list[str], pipeline: list[str] | None, data: Path, welcome: Announce, announce: Announce
+        ) -> None:
             seen.append((broker, pipeline, data))
+            self.welcome = welcome
 
         def run(self) -> int:
+            self.welcome(Address("127.0.0.1", 1234))
             return 3
 
     module = ModuleType("tidegate.server.supervisor")
@@ -368,30 +374,21 @@ def supervisor(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], list[st
     return seen
 
 
-@pytest.fixture
-def lone_broker(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """The same for a broker that runs without a supervisor."""
-    seen: list[Config] = []
-    app = ModuleType("tidegate.server.app")
-    app.run = lambda config: seen.append(config) or 4  # type: ignore[attr-defined, func-returns-value]
-    monkeypatch.setitem(sys.modules, "tidegate.server.app", app)
-    monkeypatch.setattr(tidegate.server, "app", app, raising=False)
-    return seen
-
-
 @pytest.mark.req("P.1")
 def test_up_starts_broker_and_pipeline_with_the_same_configuration(
-    supervisor: list[tuple[list[str], list[str], Path]],
+    supervisor: list[Commands],
 ) -> None:
     Path("mine.toml").write_text("[spark]\nmaster = 'local[2]'\n")
     result = run("up", "--config", "mine.toml", "--port", "0", "--data", "d", "--durability", "os")
     assert result.exit_code == 3
     ((broker, pipeline, data),) = supervisor
-    assert broker[3:5] == ["broker", "--config=mine.toml"]
-    assert set(broker[5:]) == {"--data=d", "--port=0", "--durability=os"}
-    assert pipeline[3:] == ["pipeline", "run", "--config=mine.toml", "--data=d"]
+    assert broker[3] == "broker"
+    assert set(broker[4:]) == {"--config=mine.toml", "--data=d", "--port=0", "--durability=os"}
+    assert pipeline is not None and pipeline[3:] == ["pipeline", "run", "--config=mine.toml", "--data=d"]
     assert data == Path("d")
     assert "Spark on local[2]" in result.output
+    assert "mqtt://127.0.0.1:1234" in result.output
+    assert "tidegate sub --port 1234 -t 'demo/#'" in result.output
     assert 'tidegate sql --data d "select topic, count(*) from messages group by topic"' in result.output
     assert "tidegate pipeline status --data d" in result.output
 
@@ -404,17 +401,15 @@ def test_up_starts_broker_and_pipeline_with_the_same_configuration(
     ],
 )
 def test_up_without_a_pipeline_says_why_and_runs_the_broker_alone(
-    supervisor: list[Any], lone_broker: list[Config], flags: list[str], env: dict[str, str], words: str
+    supervisor: list[Commands], flags: list[str], env: dict[str, str], words: str
 ) -> None:
     result = run("up", "--port", "0", *flags, env=env)
     assert words in result.output
     assert "tidegate sql" not in result.output
-    assert (len(lone_broker), supervisor, result.exit_code) == (1, [], 4)
+    assert [pipeline for _, pipeline, _ in supervisor] == [None]
 
 
-def test_up_without_spark_says_how_to_get_it(
-    supervisor: list[Any], lone_broker: list[Config], without_spark: None
-) -> None:
+def test_up_without_spark_says_how_to_get_it(supervisor: list[Commands], without_spark: None) -> None:
     result = run("up", "--port", "0")
     assert "none without pyspark: pip install 'tidegate[pipeline]' brings it" in result.output
-    assert (len(lone_broker), supervisor) == (1, [])
+    assert [pipeline for _, pipeline, _ in supervisor] == [None]

@@ -9,6 +9,8 @@ import pytest
 from tidegate.config import Config, Extract
 from tidegate.config_sources import Loaded, Setting, load, settings, show
 from tidegate.errors import ConfigError
+from tidegate.log.files.segmented import SEGMENT_BYTES_MAX
+from tidegate.log.memory import MEMORY_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +177,10 @@ def test_a_wrong_type_is_refused_with_what_would_be_right(file: str, path: str, 
     [
         ("TIDEGATE_LISTEN_PORT", "65536", "from 0 to 65535"),
         ("TIDEGATE_LISTEN_PORT", "-1", "from 0 to 65535"),
-        ("TIDEGATE_LOG_SEGMENT_BYTES", "1KiB", "from 64KiB to 4GiB"),
+        ("TIDEGATE_LOG_SEGMENT_BYTES", "1KiB", "from 64KiB to 2GiB"),
+        ("TIDEGATE_LOG_SEGMENT_BYTES", "3GiB", "from 64KiB to 2GiB"),
+        ("TIDEGATE_LOG_MEMORY_BYTES", "1KiB", "at least 1MiB"),
+        ("TIDEGATE_MQTT_CLIENT_ID_BYTES_MAX", "22", "from 23 to 65535"),
         ("TIDEGATE_LISTEN_CONNECT_TIMEOUT_S", "2h", "from 1s to 1h"),
         ("TIDEGATE_MQTT_SESSIONS_MAX", "0", "at least 1"),
     ],
@@ -184,6 +189,25 @@ def test_a_value_out_of_bounds_is_refused_with_the_bounds(variable: str, value: 
     error = refusal(environ={variable: value})
     assert bound in error.message
     assert variable in error.message
+
+
+def test_the_largest_segment_is_the_largest_that_the_log_can_write() -> None:
+    assert settings()["log.segment_bytes"].high == SEGMENT_BYTES_MAX
+
+
+def test_a_log_in_memory_has_a_size_fit_for_memory() -> None:
+    assert Config().log.memory_bytes == MEMORY_BYTES
+
+
+def test_events_are_text_unless_json_is_asked_for() -> None:
+    assert loaded().config.log_format == "text"
+    assert loaded("log_format = 'json'\n").config.log_format == "json"
+    assert "text or json" in refusal("log_format = 'xml'\n").message
+
+
+def test_client_ids_have_a_bound_that_users_may_move() -> None:
+    assert loaded().config.mqtt.client_id_bytes_max == 1024
+    assert loaded("[mqtt]\nclient_id_bytes_max = 65535\n").config.mqtt.client_id_bytes_max == 65535
 
 
 def test_a_misspelt_choice_is_refused_with_the_nearest_right_one() -> None:

@@ -28,7 +28,7 @@ ROOMS = {
     "ports": BASE | {"log"},
     "client": BASE | {"wire"},
     "pipeline": BASE
-    | {"config", "client", "router.filters", "session.changes", "session.stored"}
+    | {"config", "client", "router.filters", "session.changes", "session.skip", "session.stored"}
     | {"log.run", "log.frame", "log.segment", "log.index", "log.recovery", "log.snapshot", "log.files.disk"},
     "errors": set(),
     "limits": set(),

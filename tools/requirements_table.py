@@ -1,11 +1,12 @@
 """Writes docs/requirements.md: each promise of docs/requirements.in.md with the tests that prove it.
 
 Tests name what they prove with `@pytest.mark.req("S0.12")` and `@pytest.mark.attack("C4")`, on a function,
-a class, a parameter set or, as `pytestmark`, a whole module. The marks are read from the source; nothing is
-run.
+a class or a parameter set. The mark of a whole module (`pytestmark`) proves nothing: not every test in it proves
+the same, and nobody would notice when the one that did is gone. The marks are read from the source; nothing is run.
 
     python tools/requirements_table.py           write the table
-    python tools/requirements_table.py --check   only say whether it is up to date (exit code 1 if not)
+    python tools/requirements_table.py --check   only say whether it is up to date, and whether no module carries
+                                                 such marks (exit code 1 if not)
 """
 
 from __future__ import annotations
@@ -70,15 +71,20 @@ def proofs_of(tree: ast.Module, file: str) -> Iterator[tuple[str, str]]:
             elif node.name.startswith("test"):
                 yield from ((each, f"{file}::{prefix}{node.name}") for each in ids)
 
-    yield from walk(tree.body, module_marks(tree), "")
+    yield from walk(tree.body, [], "")
+
+
+def modules(tests: Path) -> Iterator[tuple[str, ast.Module]]:
+    """Every module of tests, by its name."""
+    for path in sorted(tests.rglob("test_*.py")):
+        if "node_modules" not in path.parts:
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text("utf-8"))
 
 
 def proofs(tests: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for path in sorted(tests.rglob("test_*.py")):
-        if "node_modules" in path.parts:
-            continue
-        for each, test in proofs_of(ast.parse(path.read_text("utf-8")), path.relative_to(ROOT).as_posix()):
+    for file, tree in modules(tests):
+        for each, test in proofs_of(tree, file):
             tests_of_it = found.setdefault(each, [])
             if test not in tests_of_it:
                 tests_of_it.append(test)
@@ -113,9 +119,12 @@ def main(arguments: list[str]) -> int:
     written = table(sections, found)
     current = TABLE.read_text("utf-8") if TABLE.exists() else ""
     if "--check" in arguments:
+        marked = {file: ids for file, tree in modules(ROOT / "tests") if (ids := module_marks(tree))}
+        for file, ids in marked.items():
+            print(f"{file} marks the whole module with {', '.join(ids)}: mark the tests that prove it")
         if current != written:
             print(f"{TABLE.relative_to(ROOT)} is out of date; run: make docs")
-        return int(current != written)
+        return int(current != written or bool(marked))
     TABLE.write_text(written, "utf-8")
     print(f"{TABLE.relative_to(ROOT)}: {len(known & set(found))} of {len(known)} proven")
     return 0

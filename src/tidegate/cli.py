@@ -18,7 +18,10 @@ from tidegate.commands.replay import replay
 from tidegate.commands.sessions import sessions
 from tidegate.commands.sql import sql
 from tidegate.commands.subscribe import sub
+from tidegate.commands.trace import trace
 from tidegate.errors import TidegateError
+
+VERSION = f"tidegate {__version__} (Python {'.'.join(map(str, sys.version_info[:3]))})"
 
 
 class _Commands(click.Group):
@@ -39,16 +42,20 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True
 )
+@click.version_option(__version__, message=VERSION, help="Show the version and exit.")
 @click.pass_context
 def tidegate(ctx: click.Context) -> None:
     """A durable MQTT broker whose message log is a Spark table.
 
     \b
     Start here:
-      tidegate up                                  start a broker on this machine
+      tidegate up                                  start broker and pipeline here
       tidegate sub -t 'demo/#'                     watch messages
       tidegate pub -t demo/hello -m 'hi'           send one
       tidegate sub -t 'demo/#' --from earliest -v  see them again
+
+    Commands take their settings from tidegate.toml in the current folder (or --config FILE), then from TIDEGATE_…
+    variables, then from flags; `tidegate config show` prints them. `tidegate COMMAND --help` has examples.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -57,11 +64,10 @@ def tidegate(ctx: click.Context) -> None:
 @click.command("version")
 def version() -> None:
     """Print the version."""
-    python = ".".join(map(str, sys.version_info[:3]))
-    click.echo(f"tidegate {__version__} (Python {python})")
+    click.echo(VERSION)
 
 
-for command in (up, broker, pub, sub, log_group, sessions, sql, replay, pipeline_group, config_group, version):
+for command in (up, broker, pub, sub, log_group, sessions, trace, sql, replay, pipeline_group, config_group, version):
     tidegate.add_command(command)
 
 

@@ -19,6 +19,7 @@ HOUR, DAY = 3600, 86400
 Durability = Literal["fsync", "os", "memory"]
 Strategy = Literal["round_robin", "random", "sticky", "hash_publisher", "hash_topic"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 def setting(default: Any, doc: str, low: int | None = None, high: int | None = None) -> Any:
@@ -47,7 +48,7 @@ class Log:
         "fsync",
         "when a publisher is acknowledged: after fsync, after the write (os), or without files (memory)",
     )
-    segment_bytes: int = setting(128 * MIB, "size at which a segment is sealed", 64 * KIB, 4 * GIB)
+    segment_bytes: int = setting(128 * MIB, "size at which a segment is sealed", 64 * KIB, 2 * GIB)
     retention_bytes: int = setting(
         16 * GIB, "the log is trimmed to this size, but not below what sessions need", MIB
     )
@@ -56,8 +57,15 @@ class Log:
     )
     hard_bytes: int = setting(
         64 * GIB,
-        "above this even what sessions need is trimmed; or, before it is archived, no more is taken",
+        "above this, or what the disk has room for, even what sessions need is trimmed; or, before it is archived, "
+        "no more is taken",
         MIB,
+    )
+    reserve_bytes: int = setting(
+        GIB, "room left free on the disk, for the lake to be written with; at most a twentieth of the disk", 0
+    )
+    memory_bytes: int = setting(
+        256 * MIB, "with durability memory: how much the log holds before the oldest messages go", MIB
     )
     clean_interval_s: int = setting(5, "seconds between two looks at what may be trimmed", 1, HOUR)
     tail_bytes: int = setting(
@@ -69,6 +77,9 @@ class Log:
 @dataclass(frozen=True, slots=True)
 class Mqtt:
     packet_bytes_max: int = setting(4 * MIB, "largest packet accepted", 64, 268_435_460)
+    client_id_bytes_max: int = setting(
+        1024, "longest client id accepted; what MQTT 3.1 promises is 23", 23, 65535
+    )
     receive_maximum: int = setting(
         8192, "QoS 1 and 2 messages a client may have unfinished towards us", 1, 65535
     )
@@ -131,6 +142,7 @@ class Extract:
 class Config:
     data: Path = setting(Path("data"), "the data folder")
     log_level: LogLevel = setting("info", "the least severe events that are written to standard error")
+    log_format: LogFormat = setting("text", "how they are written: text for people, json for programs")
     listen: Listen = field(default_factory=Listen)
     log: Log = field(default_factory=Log)
     mqtt: Mqtt = field(default_factory=Mqtt)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tidegate.config import Config
-from tidegate.errors import ConfigError, Refused
+from tidegate.errors import ConfigError, PeerError
 from tidegate.router.filters import check_filter
 
 FILE_NAME = "tidegate.toml"
@@ -228,7 +228,7 @@ def check(config: Config) -> None:
     for name, extract in config.extract.items():
         try:
             check_filter(extract.filter.encode())
-        except Refused as error:
+        except PeerError as error:
             raise ConfigError(
                 f"extract.{name}.filter", str(error), 'a topic filter such as "sensors/#"'
             ) from error

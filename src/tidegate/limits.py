@@ -11,6 +11,10 @@ TICK_CHANGES_MAX = 10_000
 # Bytes queued for one connection before it counts as slow and reads from the log instead.
 SEND_BYTES_MAX = 1 << 20
 
+# The same for all connections together; above it, those that have less than their share queued go on.
+SENDING_BYTES_MAX = 256 << 20
+SENDING_SHARE_BYTES = 64 << 10
+
 # Answers queued for a connection that does not read them; above it, the broker does not listen to it either.
 ANSWERS_BYTES_MAX = 4 << 20
 
@@ -23,12 +27,23 @@ UNSTORED_BYTES_MAX = 64 << 20
 # Ready-made routes kept. Past it the cache starts anew: a flood of topic names costs matching, not memory.
 ROUTES_MAX = 100_000
 
+# A changed filter that matches more of them than this makes the cache start anew as well: quicker than one by one.
+ROUTES_STEP = 2_000
+
+# The work of a tick beyond the packets that came: some milliseconds. See `delivery/gate`.
+GATE_UNITS = 1_000
+
+# What packets other than messages and plain acknowledgements may cost in a tick, in units of about 10 µs, before those
+# who send them wait for the next; and the bytes that a connection is read from before others get their turn.
+SPENT_MAX = 400
+READ_TURN_BYTES = 512 << 10
+
 # What a reader that is behind takes from the log in one step, so that all get their turn.
 CATCH_UP_BYTES = 256 << 10
-CATCH_UP_RUNS = 512
+CATCH_UP_ROWS = 256
 
-# How many of them get a turn per tick: live messages wait no longer than that.
-CATCH_UP_READERS = 8
+# Filters of one SUBSCRIBE or UNSUBSCRIBE, or of a session that ends, that are worked on in one step.
+FILTERS_STEP = 32
 
 # Decoded messages kept for all readers that are behind together; above it they are read again from disk.
 CATCH_UP_HELD_BYTES_MAX = 64 << 20
@@ -44,8 +59,8 @@ LOST_MAX = 1000
 # Topics whose match a reader that is behind remembers.
 READER_TARGETS_MAX = 4096
 
-# Retained messages handed to one connection per tick, so that `#` over a million cannot hold the loop.
-RETAINED_PER_TICK = 256
+# Retained messages looked at for one connection in a step, so that `#` over a million cannot hold the loop.
+RETAINED_STEP = 64
 
 # Retained matches waiting for one connection: one iterator a SUBSCRIBE filter.
 RETAINED_STREAMS_MAX = 10_000
@@ -62,8 +77,11 @@ SNAPSHOT_STEP = 200
 # Connections that are waiting for their CONNECT may hold no more than this of it.
 CONNECT_BYTES_MAX = 256 << 10
 
-# Client ids that the broker assigns or accepts; the standard allows 65,535.
-CLIENT_ID_BYTES_MAX = 1024
+# A position is `partition << PARTITION_SHIFT | offset`: one integer, ordered within its partition.
+PARTITION_SHIFT = 52
 
 # Packet identifiers are 1 … 65535.
 PACKET_IDS = 65535
+
+# Property blocks of PUBLISH packets whose meaning a connection remembers.
+PROPERTY_BLOCKS_MAX = 64

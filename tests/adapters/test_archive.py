@@ -18,8 +18,6 @@ from tidegate.limits import VERDICTS_MAX
 from tidegate.log.reading import Read
 from tidegate.ports.archive import NOTHING, Archived
 
-pytestmark = pytest.mark.req("P.10")
-
 MESSAGES = [{"position": i, "topic": "a", "time": 1000 * i} for i in range(10, 110)]
 
 
@@ -220,6 +218,7 @@ async def test_a_table_that_cannot_be_read_is_reported_and_looked_at_again(watch
     assert await watched.poll() == Archived(5, 110, 10, True, ())
 
 
+@pytest.mark.req("P.10")
 @pytest.mark.attack("C12")
 async def test_whoever_asks_while_the_table_cannot_be_read_waits_for_it(watch: Watch, tmp_path):
     lake = lake_in(tmp_path)

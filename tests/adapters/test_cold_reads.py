@@ -21,8 +21,6 @@ from tidegate.log.index import Wanted
 from tidegate.log.run import NO_EXPIRY, Run
 from tidegate.router import has_wildcard, literal_prefix, matches
 
-pytestmark = pytest.mark.req("P.10")
-
 Row = dict[str, Any]
 ALL = 1 << 62
 
@@ -133,6 +131,7 @@ def lakes(draw: st.DrawFn) -> list[Row]:
     return rows
 
 
+@pytest.mark.req("P.10")
 @settings(deadline=None, max_examples=60)
 @given(
     lakes(),
@@ -229,6 +228,7 @@ def test_a_read_that_finds_nothing_returns_after_a_few_files(reading):
     assert found.all("nobody", end=2000) == []
 
 
+@pytest.mark.req("P.10")
 def test_files_that_are_committed_later_are_found_when_the_archive_has_grown(reading):
     found = reading(plain(100))
     assert found.lake.read(100, 200, 1000, None, archived=0).runs == []  # as far as it knows
@@ -244,6 +244,7 @@ def test_a_file_that_no_commit_names_is_not_read(reading):
     assert positions(found.all()) == list(range(100))
 
 
+@pytest.mark.req("P.10")
 def test_the_files_that_the_pipeline_writes_are_read(tmp_path):
     """Its own writer and its own commits, without Spark: the format is shared, not only described."""
     from tidegate.pipeline.lake import Lake as PipelineLake
@@ -274,6 +275,7 @@ def test_the_files_that_the_pipeline_writes_are_read(tmp_path):
 # ── files that are replaced ──
 
 
+@pytest.mark.req("P.10")
 @pytest.mark.parametrize("filter", ["#", "t/3"])
 def test_a_reader_goes_on_in_the_file_that_compaction_has_put_in_the_place_of_others(reading, filter):
     found = reading(plain(3000), rows_per_file=300)
@@ -368,6 +370,7 @@ def test_what_may_be_different_next_time_is_not_counted_as_lost(reading, monkeyp
 # ── times ──
 
 
+@pytest.mark.req("P.10")
 @settings(deadline=None, max_examples=25)
 @given(lakes(), st.integers(1, 10))
 def test_a_time_is_found_at_its_first_message(rows: list[Row], rows_per_file: int) -> None:
@@ -378,6 +381,7 @@ def test_a_time_is_found_at_its_first_message(rows: list[Row], rows_per_file: in
             assert lake.position_at_time(time_ms, 0) == (newer[0] if newer else None)
 
 
+@pytest.mark.req("P.10")
 def test_a_time_is_found_in_the_file_that_compaction_has_put_in_the_place_of_others(reading):
     found = reading(plain(900), rows_per_file=300)
     found.made.compact(found.made.files())

@@ -17,9 +17,8 @@ from tidegate.log.files import SegmentedLog
 from tidegate.log.index import Wanted
 from tidegate.log.reading import Read
 from tidegate.log.recovery import POSITION_GAP
+from tidegate.log.rows import Rows
 from tidegate.log.run import Run
-
-pytestmark = pytest.mark.req("P.10")
 
 SEGMENT_BYTES = 4096
 
@@ -44,6 +43,11 @@ class Tiered:
         self.store = store
         self.log = TieredLog(store, self.archive, wait_for_disk=False, loop=loop, on_failure=self.fail)
 
+    @property
+    def end(self) -> int:
+        (end,) = self.log.ends
+        return end
+
     def fail(self, error: Exception) -> None:
         raise error
 
@@ -55,8 +59,9 @@ class Tiered:
                 Run(b"t/%d" % topic, b"p", b"default", 1, [b"%d.%d" % (len(self.written), i) for i in range(2)])
                 for topic in random.Random(len(self.written)).sample(range(10), 3)
             ]
-            self.log.append(runs, [], time_ms)
-            self.written += [(run.base + i, run.payloads[i], time_ms) for run in runs for i in range(2)]
+            rows = Rows.of(runs)
+            self.log.append(rows, [], time_ms)
+            self.written += [(at, payload, time_ms) for at, payload in zip(rows.positions, rows.payloads, strict=True)]
 
     async def archived(self, segments: int | None = None) -> None:
         """Archive, and let the broker know."""
@@ -75,8 +80,8 @@ class Tiered:
 
     async def everything(self, position: int, wanted: Wanted | None = None) -> list[tuple[int, bytes, int]]:
         found: list[tuple[int, bytes, int]] = []
-        while position < self.log.end:
-            read = await self.read(position, self.log.end, wanted=wanted)
+        while position < self.end:
+            read = await self.read(position, self.end, wanted=wanted)
             assert read.damaged == 0
             found += messages(read.runs)
             position = read.next_position
@@ -94,26 +99,28 @@ async def tiered(tmp_path: Path) -> Any:
     made.log.close()
 
 
+@pytest.mark.req("P.10")
 async def test_the_log_begins_where_the_lake_begins(tiered: Tiered):
     tiered.append()
     await tiered.archived()
     tiered.drop(5)
     assert tiered.log.seam > 0
-    assert tiered.log.floor == 0
+    assert tiered.log.floors[0] == 0
     assert await tiered.everything(0) == tiered.written
 
 
+@pytest.mark.req("P.10")
 async def test_a_read_never_crosses_the_seam(tiered: Tiered):
     tiered.append()
     await tiered.archived()
     tiered.drop(5)
     seam = tiered.log.seam
-    below = await tiered.read(0, tiered.log.end, 1 << 30)
+    below = await tiered.read(0, tiered.end, 1 << 30)
     while below.next_position < seam:
-        below = await tiered.read(below.next_position, tiered.log.end, 1 << 30)
+        below = await tiered.read(below.next_position, tiered.end, 1 << 30)
     assert below.next_position == seam
     assert messages(below.runs)[-1][0] == seam - 1
-    above = await tiered.read(seam, tiered.log.end, 1 << 30)
+    above = await tiered.read(seam, tiered.end, 1 << 30)
     assert messages(above.runs)[0][0] == seam
 
 
@@ -122,10 +129,11 @@ async def test_a_lake_that_does_not_reach_up_to_the_log_is_not_used(tiered: Tier
     tiered.append()
     await tiered.archived(segments=3)
     tiered.drop(5)
-    assert tiered.log.floor == tiered.log.seam > 0
-    assert (await tiered.read(tiered.log.floor, tiered.log.end)).runs[0].base == tiered.log.seam
+    assert tiered.log.floors[0] == tiered.log.seam > 0
+    assert (await tiered.read(tiered.log.floors[0], tiered.end)).runs[0].base == tiered.log.seam
 
 
+@pytest.mark.req("P.10")
 async def test_a_lake_reaches_up_to_a_log_that_went_on_far_away_after_a_crash(tmp_path: Path):
     tiered = Tiered(tmp_path)
     tiered.append()
@@ -137,11 +145,12 @@ async def test_a_lake_reaches_up_to_a_log_that_went_on_far_away_after_a_crash(tm
     await tiered.archived(segments=after - 1)
     tiered.drop(after - 1)
     assert tiered.log.seam == tiered.written[600][0] > POSITION_GAP > tiered.lake.position
-    assert tiered.log.floor == 0
+    assert tiered.log.floors[0] == 0
     assert await tiered.everything(0) == tiered.written
     tiered.log.close()
 
 
+@pytest.mark.req("P.10")
 @pytest.mark.parametrize("seed", range(5))
 async def test_readers_miss_nothing_while_segments_are_archived_and_dropped_under_them(tiered: Tiered, seed: int):
     chance = random.Random(seed)
@@ -154,8 +163,8 @@ async def test_readers_miss_nothing_while_segments_are_archived_and_dropped_unde
     for _ in range(60):
         reads = []
         for choice, at, found in readers:
-            if at[0] < tiered.log.end:
-                reads.append((at, found, tiered.read(at[0], tiered.log.end, chance.randrange(1, 6000), choice)))
+            if at[0] < tiered.end:
+                reads.append((at, found, tiered.read(at[0], tiered.end, chance.randrange(1, 6000), choice)))
         going = [asyncio.ensure_future(read) for _, _, read in reads]
         await asyncio.sleep(0)  # they are under way
         match chance.randrange(4):
@@ -188,6 +197,7 @@ def topics_of(tiered: Tiered) -> Iterator[tuple[int, bytes]]:
             yield tiered.written[index + i][0], b"t/%d" % chosen[i // 2]
 
 
+@pytest.mark.req("P.10")
 async def test_what_was_dropped_between_the_question_and_the_read_is_read_from_the_lake(tiered: Tiered, monkeypatch):
     tiered.append()
     await tiered.archived()
@@ -198,12 +208,12 @@ async def test_what_was_dropped_between_the_question_and_the_read_is_read_from_t
         return read(*arguments, **more)
 
     monkeypatch.setattr(tiered.store, "read", drop_first)
-    found = await tiered.read(0, tiered.log.end)
+    found = await tiered.read(0, tiered.end)
     assert tiered.log.seam > 0
     assert messages(found.runs)[0][0] == 0
 
 
-@pytest.mark.req("S3.12")
+@pytest.mark.req("S3.12", "P.10")
 async def test_every_time_is_found_at_its_first_message_on_both_sides_of_the_seam(tiered: Tiered):
     tiered.append(60)
     await tiered.archived(segments=2)
@@ -211,12 +221,12 @@ async def test_every_time_is_found_at_its_first_message_on_both_sides_of_the_sea
     tiered.drop(4)
     found_in_lake = 0
     for time_ms in range(999_990, 1_000_400, 3):
-        expected = next((position for position, _, at in tiered.written if at >= time_ms), tiered.log.end)
-        later: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        position, exact = tiered.log.position_at_time(time_ms, later.set_result)
+        expected = next((position for position, _, at in tiered.written if at >= time_ms), tiered.end)
+        later: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        (position,), exact = tiered.log.positions_at_time(time_ms, later.set_result)
         if not exact:
             assert position <= expected  # not behind it, for whoever cannot wait
-            position = await later
+            (position,) = await later
             found_in_lake += 1
         assert position == expected
     assert 10 < found_in_lake < 130
@@ -232,7 +242,7 @@ async def test_a_lake_that_does_not_answer_holds_up_nobody_else(tiered: Tiered):
     for path in tiered.lake.files():
         path.unlink()
         os.mkfifo(path)
-    stuck = asyncio.ensure_future(tiered.read(0, tiered.log.end))
+    stuck = asyncio.ensure_future(tiered.read(0, tiered.end))
     await asyncio.sleep(0)
     tiered.append(10)
     seam = tiered.log.seam

@@ -25,33 +25,6 @@ DROPPED = "$SYS/broker/dropped/"
 MIB = 1 << 20
 
 
-def utf8(text: bytes) -> bytes:
-    """Bytes with their two-byte length in front."""
-    return len(text).to_bytes(2, "big") + text
-
-
-def varint(number: int) -> bytes:
-    made = bytearray()
-    while True:
-        number, low = divmod(number, 128)
-        made.append(low | (0x80 if number else 0))
-        if not number:
-            return bytes(made)
-
-
-def framed(first_byte: int, body: bytes) -> bytes:
-    return bytes((first_byte,)) + varint(len(body)) + body
-
-
-def publish_bytes(
-    topic: bytes, payload: bytes, version: int, qos: int = 0, pid: int = 1, retain: bool = False
-) -> bytes:
-    """A PUBLISH, made quicker than through the codec: attacks send millions."""
-    identifier = pid.to_bytes(2, "big") if qos else b""
-    properties = b"\0" if version == 5 else b""
-    return framed(0x30 | qos << 1 | retain, utf8(topic) + identifier + properties + payload)
-
-
 class Bystanders(threading.Thread):
     """A pair of clients of both versions that exchange messages while the attack goes on."""
 

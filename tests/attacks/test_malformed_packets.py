@@ -75,6 +75,12 @@ def test_a_packet_that_breaks_the_rules_ends_the_connection_with_its_reason(
     assert throw(shared_broker.port, vector, version) == expected_answer(vector, version)
 
 
+def counted_as(vector: vectors.Invalid) -> int:
+    if vector.raw[0] >> 4 in SERVER_TYPES:
+        return 0x82
+    return 0x81 if vector.name == "3.x empty topic" else vector.reason  # nobody is told; it is just closed
+
+
 @pytest.mark.attack("A7", "A8", "A10", "A12")
 def test_every_broken_packet_is_counted_and_leaves_nothing_behind(scene: Scene) -> None:
     descriptors = scene.descriptors()
@@ -82,7 +88,7 @@ def test_every_broken_packet_is_counted_and_leaves_nothing_behind(scene: Scene) 
     for _ in range(3):
         for vector, version in throws():
             throw(scene.broker.port, vector, version)
-            expected[0x82 if vector.raw[0] >> 4 in SERVER_TYPES else vector.reason] += 1
+            expected[counted_as(vector)] += 1
 
     def counted(values: dict[str, str]) -> bool:
         found: Counter[int] = Counter()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from attack_kit import DROPPED, MIB, REFUSED, Scene, closed_with, publish_bytes
+from attack_kit import DROPPED, MIB, REFUSED, Scene, closed_with
 
 from harness import RawClient
+from packet_bytes import publish_bytes
 from tidegate.wire import Disconnect, PacketStream, Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel
 
 RECEIVE_MAXIMUM = 50  # set for the scenes below
@@ -111,7 +112,7 @@ def test_a_message_larger_than_the_receiver_takes_is_left_out_and_counted(scene:
 
 @pytest.mark.attack("A16")
 def test_the_limit_counts_the_whole_packet(scene: Scene) -> None:
-    packet = publish_bytes(b"attack/a", b"x" * 50, 5, 1)
+    packet = publish_bytes(b"attack/a", b"x" * 50, 1, version=5)
     exact = scene.open("exact", 5, properties=Properties(maximum_packet_size=len(packet)))
     one_less = scene.open("one-less", 5, properties=Properties(maximum_packet_size=len(packet) - 1))
     for listener in (exact, one_less):
@@ -173,7 +174,7 @@ def test_reasons_in_words_are_left_out_where_they_would_break_the_limit(scene: S
     tight.stream = PacketStream(40)  # raises at a larger packet
     for qos in (1, 2):
         assert tight.publish("$attack", b"x", qos) == 0x90
-    assert tight.subscribe("attack/#/x", qos=1).reasons == (0x8F,)
+    assert tight.subscribe("$replay/x/attack/x", qos=1).reasons == (0x8F,)
     tight.send_bytes(b"\x20\x00")
     assert [type(p) for p in tight.until_closed()] == [Disconnect]
 
@@ -187,7 +188,7 @@ def test_a_packet_above_the_brokers_own_limit_is_refused(make_scene, version: in
         if version == 5:
             assert attacker.connack is not None
             assert attacker.connack.properties.maximum_packet_size == 100_000
-        attacker.send_bytes(publish_bytes(b"attack/a", b"x" * 100_000, version, 1)[:60_000])
+        attacker.send_bytes(publish_bytes(b"attack/a", b"x" * 100_000, 1, version=version)[:60_000])
         closed_with(attacker, 0x95)
     assert scene.broker.rss_bytes() - before < 16 * MIB
     scene.counted(REFUSED + "Refused 0x95", 20)
@@ -198,6 +199,6 @@ def test_a_packet_of_exactly_the_brokers_limit_is_taken(make_scene, version: int
     scene: Scene = make_scene(mqtt__packet_bytes_max=100_000)
     client = scene.open("client", version)
     client.subscribe("attack/#")
-    overhead = len(publish_bytes(b"attack/a", b"x" * 99_000, version)) - 99_000
-    client.send_bytes(publish_bytes(b"attack/a", b"x" * (100_000 - overhead), version))
+    overhead = len(publish_bytes(b"attack/a", b"x" * 99_000, version=version)) - 99_000
+    client.send_bytes(publish_bytes(b"attack/a", b"x" * (100_000 - overhead), version=version))
     assert len(client.expect(Publish).payload) == 100_000 - overhead

@@ -8,17 +8,18 @@ import threading
 import time
 
 import pytest
-from attack_kit import MIB, PATIENCE_S, REFUSED, Scene, publish_bytes
+from attack_kit import MIB, PATIENCE_S, REFUSED, Scene
 from vectors import connect
 
 from harness import RawClient
+from packet_bytes import publish_bytes
 from tidegate.wire import Connack, Pingreq, Pingresp, Puback
 
 TAIL_BYTES = 4 * MIB  # what the scenes below keep of the log in memory
 ROOM_BYTES = 64 * MIB  # for everything else that a flood of 200 MB may take
 
 # With TORTURE=1 in the environment also by pings, of which it takes millions.
-QUESTIONS = {"QoS 1": publish_bytes(b"a", b"", 4, 1, 7)}
+QUESTIONS = {"QoS 1": publish_bytes(b"a", b"", 1, 7)}
 if os.environ.get("TORTURE") == "1":
     QUESTIONS["PINGREQ"] = b"\xc0\x00"
 
@@ -38,7 +39,7 @@ def flood(publisher: RawClient, total_bytes: int, payload_bytes: int, qos: int) 
     rest = bytes(payload_bytes - 10)
     for start in range(0, count, window):
         numbers = range(start, min(count, start + window))
-        packets = [publish_bytes(b"attack/a", b"%010d" % i + rest, 4, qos, 1 + i % 60000) for i in numbers]
+        packets = [publish_bytes(b"attack/a", b"%010d" % i + rest, qos, 1 + i % 60000) for i in numbers]
         publisher.send_bytes(b"".join(packets))
         if qos:
             for _ in numbers:
@@ -104,7 +105,7 @@ def test_a_client_that_asks_and_never_reads_the_answers_is_ignored_after_a_while
 @pytest.mark.attack("A17")
 def test_a_client_that_reads_its_answers_at_last_gets_all_of_them_and_is_listened_to_again(scene: Scene) -> None:
     client = scene.open("client", keep_alive=0)
-    question = publish_bytes(b"a", b"", 4, 1, 7)
+    question = publish_bytes(b"a", b"", 1, 7)
     sent = ask_until_ignored(scene, client, question)
     rest = question[sent % len(question) :] if sent % len(question) else b""
     threading.Thread(target=client.socket.sendall, args=(rest + b"\xc0\x00",), daemon=True).start()
@@ -159,7 +160,7 @@ def test_a_publisher_that_sends_byte_by_byte_is_understood(scene: Scene, version
     assert slow.expect(Connack).reason == 0
     payload = bytes(range(256)) * 4
     for qos in (0, 1):
-        trickle(slow, publish_bytes(b"attack/a", payload, version, qos))
+        trickle(slow, publish_bytes(b"attack/a", payload, qos, version=version))
         assert listener.message().payload == payload
     slow.expect(Puback)
     trickle(slow, b"\xc0\x00")
@@ -170,7 +171,7 @@ def test_a_publisher_that_sends_byte_by_byte_is_understood(scene: Scene, version
 def test_many_byte_by_byte_publishers_hold_no_more_than_they_have_sent(scene: Scene) -> None:
     before = scene.broker.rss_bytes()
     slow = [scene.open(f"slow-{i}", keep_alive=0) for i in range(100)]
-    packet = publish_bytes(b"attack/a", bytes(4_000_000), 4)
+    packet = publish_bytes(b"attack/a", bytes(4_000_000))
     for client in slow:
         trickle(client, packet[:200])
     assert scene.broker.rss_bytes() - before < 16 * MIB

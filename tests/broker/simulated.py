@@ -19,10 +19,13 @@ from tidegate.broker.housekeeping import Housekeeping
 from tidegate.broker.recover import Recovered, Recovery
 from tidegate.config import Config
 from tidegate.errors import DiskFull
+from tidegate.limits import PARTITION_SHIFT
 from tidegate.log.index import Wanted
 from tidegate.log.reading import Read
+from tidegate.log.rows import Rows
 from tidegate.log.run import Run
 from tidegate.log.segment import SegmentFacts
+from tidegate.ports.commitlog import NO_DISK, Disk, Listener
 from tidegate.session.link import Link, Phase
 from tidegate.wire import (
     Connack,
@@ -51,23 +54,28 @@ class Entry:
     """What one append stored."""
 
     ticket: int
-    base: int
     end: int
     runs: list[Run]
     changes: list[bytes]
 
 
 class SimulatedLog:
-    """`late`: what is appended is stored only when the test calls `store`; reads wait for `answer` in any case."""
+    """`late`: what is appended is stored only when the test calls `store`; reads wait for `answer` in any case.
 
-    def __init__(self, *, late: bool = True) -> None:
+    With several partitions it is a log on other machines: a topic belongs to one partition, and what is appended is
+    announced partition by partition when the test calls `announce`, before it is stored."""
+
+    def __init__(self, *, late: bool = True, partitions: int = 1) -> None:
         self.late = late
+        self.partitions = partitions
         self.entries: list[Entry] = []
-        self.end = 0
+        self.ends: tuple[int, ...] = tuple(p << PARTITION_SHIFT for p in range(partitions))
         self.stored = 0
-        self.on_stored: Callable[[], None] = lambda: None
+        self.listener: Listener = None  # type: ignore[assignment]
         self.refusing = False
-        self.lowest = 0  # everything before it has been let go
+        self.lowest = list(self.ends)  # everything before it has been let go
+        self._given = list(self.ends)  # positions given, announced or not
+        self._unannounced: list[list[tuple[int, Rows]]] = [[] for _ in range(partitions)]
         self._ticket = 0
         self._requested: int | None = None
         self._reads: list[Callable[[], None]] = []
@@ -76,15 +84,32 @@ class SimulatedLog:
     # ── what the test decides ──
 
     @property
+    def end(self) -> int:
+        return self.ends[0]
+
+    @property
     def waiting(self) -> bool:
-        """Something is to be stored or answered."""
-        return self._requested is not None or bool(self._reads)
+        """Something is to be announced, stored or answered."""
+        return self._requested is not None or bool(self._reads) or any(self._unannounced)
+
+    def announce(self, partition: int | None = None) -> None:
+        """A partition's oldest messages that were not announced come back; of all, one after the other, for None."""
+        for p in range(self.partitions) if partition is None else (partition,):
+            while self._unannounced[p]:
+                _, rows = self._unannounced[p].pop(0)
+                ends = list(self.ends)
+                ends[p] = rows.positions[-1] + 1
+                self.ends = tuple(ends)
+                self.listener.announced(p, rows)
+                if partition is not None:
+                    break
 
     def store(self) -> None:
         """The sync that is under way has ended."""
         if self._requested is not None:
+            self.announce()
             self.stored, self._requested = self._requested, None
-            self.on_stored()
+            self.listener.stored(self.stored)
 
     def answer(self) -> None:
         """The oldest read has ended."""
@@ -94,10 +119,11 @@ class SimulatedLog:
     def crashed(self, kept: int = 0) -> SimulatedLog:
         """The log as the next start finds it: what was stored, and `kept` more appends that reached the disk all the
         same."""
-        after = SimulatedLog(late=self.late)
+        after = SimulatedLog(late=self.late, partitions=self.partitions)
         after.entries = [e for e in self.entries if e.ticket <= self.stored + kept]
-        after.end = self.end + POSITION_GAP
-        after.lowest = self.lowest
+        after.ends = tuple(given + POSITION_GAP for given in self._given)
+        after._given = list(after.ends)
+        after.lowest = list(self.lowest)
         after._ticket = after.stored = after.entries[-1].ticket if after.entries else 0
         after._snapshot = self._snapshot
         return after
@@ -113,39 +139,59 @@ class SimulatedLog:
     # ── the port ──
 
     @property
-    def floor(self) -> int:
-        return self.lowest
+    def floors(self) -> tuple[int, ...]:
+        return tuple(self.lowest)
 
     @property
     def unstored_bytes(self) -> int:
         return 0
 
-    def append(self, runs: Sequence[Run], changes: Sequence[bytes], time_ms: int) -> int:
-        if self.refusing:
-            raise DiskFull("no room")
-        base = self.end
-        kept = []
-        for run in runs:
-            run.base, run.time_ms = self.end, time_ms
-            self.end += run.count
-            kept.append(_copy(run, 0, run.count))
+    def append(self, rows: Rows, changes: Sequence[bytes], time_ms: int) -> int:
         self._ticket += 1
-        self.entries.append(Entry(self._ticket, base, self.end, kept, list(changes)))
-        if not self.late:
-            self.stored = self._ticket
+        if self.refusing:
+            self.listener.refused(self._ticket, DiskFull("no room"))
+            return self._ticket
+        shares = self._share(rows)
+        kept = []
+        for partition, share in shares:
+            first = self._given[partition]
+            share.positions = range(first, first + len(share))
+            share.time_ms = time_ms
+            self._given[partition] += len(share)
+            kept += [_copy(run, 0, run.count) for run in share.runs()]
+        self.entries.append(Entry(self._ticket, self._given[0], kept, list(changes)))
+        if self.partitions == 1:
+            if not self.late:
+                self.stored = self._ticket
+            for _, share in shares:
+                self.ends = (self._given[0],)
+                self.listener.announced(0, share)
+        else:
+            for partition, share in shares:
+                self._unannounced[partition].append((self._ticket, share))
         return self._ticket
 
-    def skip(self, positions: int) -> None:
-        self.end += positions
+    def _share(self, rows: Rows) -> list[tuple[int, Rows]]:
+        if self.partitions == 1:
+            return [(0, rows)] if len(rows) else []
+        by_partition: dict[int, list[int]] = {}
+        for row, topic in enumerate(rows.topics):
+            by_partition.setdefault(sum(topic) % self.partitions, []).append(row)
+        shares = []
+        for partition, places in by_partition.items():
+            share = Rows.of([Run(*_run(rows, row)) for row in places])
+            shares.append((partition, share))
+        return shares
 
     def commit(self) -> None:
-        if self.late and self._requested is None:
+        if (self.late or self.partitions > 1) and self._requested is None:
             self._requested = self._ticket
 
     def read(
         self, position: int, end: int, bytes_max: int, wanted: Wanted | None, done: Callable[[Read], None]
     ) -> None:
-        self._reads.append(lambda: done(self._read(position, min(end, self.end), bytes_max, wanted)))
+        end = min(end, self.ends[position >> PARTITION_SHIFT])
+        self._reads.append(lambda: done(self._read(position, end, bytes_max, wanted)))
 
     def _read(self, position: int, end: int, bytes_max: int, wanted: Wanted | None) -> Read:
         found: list[Run] = []
@@ -160,8 +206,13 @@ class SimulatedLog:
                     return Read(found, last, 0)
         return Read(found, max(position, end), 0)
 
-    def position_at_time(self, time_ms: int, found: Callable[[int], None]) -> tuple[int, bool]:
-        return next((run.base for _, run, _ in self.messages() if run.time_ms >= time_ms), self.end), True
+    def positions_at_time(self, time_ms: int, found: Callable[[list[int]], None]) -> tuple[list[int], bool]:
+        firsts = list(self.ends)
+        for _, run, _ in self.messages():
+            partition = run.base >> PARTITION_SHIFT
+            if run.time_ms >= time_ms and run.base < firsts[partition]:
+                firsts[partition] = run.base
+        return firsts, True
 
     def state(self) -> Iterator[list[bytes]]:
         position, records = self._snapshot
@@ -186,14 +237,30 @@ class SimulatedLog:
     def drop(self, segments: Sequence[SegmentFacts]) -> None:
         raise NotImplementedError
 
+    def disk(self) -> Disk:
+        return NO_DISK
+
     def close(self) -> None:
         self.store()
+
+
+def _run(rows: Rows, row: int) -> tuple[Any, ...]:
+    return (
+        rows.topics[row],
+        rows.publishers[row],
+        rows.tenants[row],
+        rows.flags[row],
+        [rows.payloads[row]],
+        rows.properties and [rows.properties[row]],
+        rows.expiries and [rows.expiries[row]],
+        rows.uuids and [rows.uuids[row]],
+    )
 
 
 class SimulatedSnapshot:
     def __init__(self, log: SimulatedLog) -> None:
         self.log = log
-        self.position = log.end
+        self.position = log._given[0]
         self.records: list[list[bytes]] = []
 
     def add(self, records: Sequence[bytes]) -> None:
@@ -227,7 +294,7 @@ def _copy(run: Run, start: int, stop: int) -> Run:
 
 
 class SimulatedLink(Link):
-    """Collects what it is sent. `paused` is the test's to set; `SimulatedBroker.drain` ends it."""
+    """Collects what it is sent. `outbox.paused` is the test's to set; `SimulatedBroker.drain` ends it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,9 +302,13 @@ class SimulatedLink(Link):
         self.closed = False
         self.throttled = False
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> int:
         if not self.closed:
             self.written += data
+        return 0
+
+    def unsent(self) -> int:
+        return 0
 
     def close(self) -> None:
         self.closed = True
@@ -247,7 +318,7 @@ class SimulatedLink(Link):
 
 
 class SimulatedBroker:
-    def __init__(self, log: SimulatedLog | None = None, *, fast: bool = True, **mqtt: Any) -> None:
+    def __init__(self, log: SimulatedLog | None = None, **mqtt: Any) -> None:
         """`mqtt` are settings of that section; `tail_bytes` is small so that readers soon read from the log."""
         tail_bytes = mqtt.pop("tail_bytes", 64 << 20)
         store_qos0 = mqtt.pop("store_qos0", True)
@@ -258,8 +329,7 @@ class SimulatedBroker:
             log=replace(config.log, tail_bytes=tail_bytes, store_qos0=store_qos0),
             sys=replace(config.sys, interval_s=0),
         )
-        self.fast = fast
-        self.hurrying = False  # messages are handed over ahead of the tick that appends them
+        self.hurrying = False  # few messages are carried out as they come
         self.now_s = 1000.0
         self.reports: list[tuple[str, dict[str, object]]] = []
         self.log = log or SimulatedLog()
@@ -276,10 +346,10 @@ class SimulatedBroker:
             wake=self._wake,
             report=lambda event, fields: self.reports.append((event, dict(fields))),
         )
-        self.broker.fast = self.fast
         self.broker.hurry = self._hurry
         recovered = Recovery(self.broker).run(lambda *_: None)
-        assert not recovered.unreadable
+        assert not recovered.set_aside
+        self.broker.at(self.now_s, int(self.now_s * 1000))
         self.housekeeping = Housekeeping(self.broker)
         return recovered
 
@@ -287,10 +357,11 @@ class SimulatedBroker:
         self.woken = True
 
     def _hurry(self) -> bool:
-        if self.hurrying and self.broker.hand_over():
-            self.woken = True
-            return True
-        return False
+        if self.hurrying:
+            self.broker.hurrying = True
+            self.broker.flush()
+            self.broker.hurrying = False
+        return self.hurrying
 
     @property
     def idle(self) -> bool:
@@ -313,9 +384,11 @@ class SimulatedBroker:
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
-        self.broker.now_s, self.broker.now_ms = self.now_s, int(self.now_s * 1000)
+        self.broker.at(self.now_s, int(self.now_s * 1000))
         self.housekeeping.often()
         self.housekeeping.each_second()
+        while self.housekeeping.deadlines():
+            pass
 
     def snapshot(self) -> None:
         """Begin a snapshot; each `pass_time` takes it one step further."""
@@ -343,6 +416,7 @@ class SimulatedClient:
         self.simulated = simulated
         self.version = version
         self.link = SimulatedLink()
+        simulated.broker.accept(self.link)
         self._stream = PacketStream(268_435_460)
         self._packet_id = 0
 

@@ -2,6 +2,7 @@
 
 A story is a list of (rule, arguments). Its moods weigh the rules, so that rare things come in numbers: broken
 connections around crashes, acknowledgements around full windows. `shorten` leaves out what a failure does not need.
+Flows with more rules have stories of their own, which derive from these.
 """
 
 from __future__ import annotations
@@ -33,79 +34,100 @@ MOODS: tuple[dict[str, int], ...] = (
 )  # fmt: skip
 
 
-def tell(seed: int, steps: int) -> Story:
-    random = Random(seed)
-    mood = random.choice(MOODS)
-    present = [(name, random.choice(PATTERNS), random.choice((1, 2, 2))) for name in random.sample(EVERYONE, 4)]
-    begin = {
-        "late": random.random() < 0.7,
-        "tail_bytes": random.choice((1, 3000, 1 << 20)),
-        "fast": random.random() < 0.6,
-        "present": present,
-    }
-    rules = random.choices(list(mood), list(mood.values()), k=steps)
-    return [("begin", begin), *((name, _arguments(name, random)) for name in rules)]
+class Stories:
+    flows: type[SessionFlows] = SessionFlows
+    moods = MOODS
+    present = 4  # clients that are there from the begin on
 
+    def must_go_well(self, seeds: range, steps: int) -> None:
+        """Raises what goes wrong in the first story that does not, with the story as short as it can be."""
+        for seed in seeds:
+            story = self.tell(seed, steps)
+            error = self.play(story)
+            if error is not None:
+                story = self.shorten(story, error)
+                raise AssertionError(f"seed {seed}:\n{as_text(story)}") from self.play(story)
 
-def _arguments(rule: str, random: Random) -> dict[str, Any]:
-    place, qos, pattern = random.randrange(7), random.randrange(3), random.choice(PATTERNS)
-    match rule:
-        case "connect":
-            return {"name": random.choice(EVERYONE)}
-        case "come_and_subscribe":
-            return {"name": random.choice(EVERYONE), "pattern": pattern, "qos": qos}
-        case "go":
-            return {"place": place, "graceful": random.random() < 0.4, "unseen": random.random() < 0.4}
-        case "subscribe":
-            return {"place": place, "pattern": pattern, "qos": qos}
-        case "unsubscribe":
-            return {"place": place, "pattern": pattern}
-        case "publish":
-            count, hurry = random.randint(1, 5), random.random() < 0.4
-            return {"place": place, "topic": random.choice(TOPICS), "qos": qos, "count": count, "hurry": hurry}
-        case "acknowledge":
-            return {"place": place, "which": random.choice((0, 0, 0, 1, 2)), "count": random.randint(1, 4)}
-        case "acknowledge_late":
-            return {"place": place, "which": random.randrange(3)}
-        case "socket":
-            return {"place": place, "paused": random.random() < 0.5}
-        case "surroundings":
-            return {"what": [random.choice(SURROUNDINGS)]}
-        case "crash":
-            return {"kept": random.randrange(4)}
-        case _:
-            return {}
+    # ── telling ──
 
+    def tell(self, seed: int, steps: int) -> Story:
+        random = Random(seed)
+        mood = random.choice(self.moods)
+        names = random.sample(EVERYONE, self.present)
+        present = [(name, random.choice(PATTERNS), random.choice((1, 2, 2))) for name in names]
+        begin = {**self.begin(random), "present": present}
+        rules = random.choices(list(mood), list(mood.values()), k=steps)
+        return [("begin", begin), *((name, self._arguments(name, random)) for name in rules)]
 
-def play(story: Story) -> Exception | None:
-    """What goes wrong in the story, if anything."""
-    flows = SessionFlows()
-    try:
-        for rule, arguments in story:
-            getattr(flows, rule)(**arguments)
-            flows.what_must_hold()
-        flows.teardown()
-    except Exception as error:
-        return error
-    return None
+    def begin(self, random: Random) -> dict[str, Any]:
+        return {
+            "late": random.random() < 0.7,
+            "tail_bytes": random.choice((1, 3000, 1 << 20)),
+            "partitions": random.choice((1, 1, 3)),
+        }
 
+    def _arguments(self, rule: str, random: Random) -> dict[str, Any]:
+        place, qos, pattern = random.randrange(7), random.randrange(3), random.choice(PATTERNS)
+        return self.arguments(rule, place, qos, pattern, random)
 
-def shorten(story: Story, error: Exception, seconds: float = 60) -> Story:
-    """Leave out all that is not needed to go wrong at the same place."""
-    deadline = time.monotonic() + seconds
-    place = _place(error)
-    size = len(story) // 2
-    while size and time.monotonic() < deadline:
-        at = 1
-        while at < len(story):
-            shorter = story[:at] + story[at + size :]
-            wrong = play(shorter)
-            if wrong is not None and _place(wrong) == place:
-                story = shorter
-            else:
-                at += size
-        size //= 2
-    return story
+    def arguments(self, rule: str, place: int, qos: int, pattern: bytes, random: Random) -> dict[str, Any]:
+        match rule:
+            case "connect":
+                return {"name": random.choice(EVERYONE)}
+            case "come_and_subscribe":
+                return {"name": random.choice(EVERYONE), "pattern": pattern, "qos": qos}
+            case "go":
+                return {"place": place, "graceful": random.random() < 0.4, "unseen": random.random() < 0.4}
+            case "subscribe":
+                return {"place": place, "pattern": pattern, "qos": qos}
+            case "unsubscribe":
+                return {"place": place, "pattern": pattern}
+            case "publish":
+                count, hurry = random.randint(1, 5), random.random() < 0.4
+                return {"place": place, "topic": random.choice(TOPICS), "qos": qos, "count": count, "hurry": hurry}
+            case "acknowledge":
+                return {"place": place, "which": random.choice((0, 0, 0, 1, 2)), "count": random.randint(1, 4)}
+            case "acknowledge_late":
+                return {"place": place, "which": random.randrange(3)}
+            case "socket":
+                return {"place": place, "paused": random.random() < 0.5}
+            case "surroundings":
+                return {"what": [random.choice(SURROUNDINGS)]}
+            case "crash":
+                return {"kept": random.randrange(4)}
+            case _:
+                return {}
+
+    # ── playing ──
+
+    def play(self, story: Story) -> Exception | None:
+        """What goes wrong in the story, if anything."""
+        flows = self.flows()
+        try:
+            for rule, arguments in story:
+                getattr(flows, rule)(**arguments)
+                flows.what_must_hold()
+            flows.teardown()
+        except Exception as error:
+            return error
+        return None
+
+    def shorten(self, story: Story, error: Exception, seconds: float = 60) -> Story:
+        """Leave out all that is not needed to go wrong at the same place."""
+        deadline = time.monotonic() + seconds
+        place = _place(error)
+        size = len(story) // 2
+        while size and time.monotonic() < deadline:
+            at = 1
+            while at < len(story):
+                shorter = story[:at] + story[at + size :]
+                wrong = self.play(shorter)
+                if wrong is not None and _place(wrong) == place:
+                    story = shorter
+                else:
+                    at += size
+            size //= 2
+        return story
 
 
 def _place(error: Exception) -> tuple[str, str, int | None]:

@@ -100,6 +100,9 @@ def test_what_cannot_be_read_for_the_moment_is_asked_for_again():
     refusals = iter([True, True, True])
     log.change = lambda position, read: Read([], position, 0) if next(refusals, False) else read
     client = back(simulated)
+    for _ in range(4):
+        simulated.rest()
+        simulated.pass_time(0.1)
     simulated.rest()
     assert [m.packet_id for m in client.only(Publish)] == [m.packet_id for m in sent]
     assert not simulated.broker.counters.dropped.total()
@@ -111,9 +114,9 @@ def test_what_cannot_be_read_for_the_moment_is_asked_for_again():
 class Searching(Elsewhere):
     """Knows a time's place only when the test says so."""
 
-    def position_at_time(self, time_ms: int, found: Callable[[int], None]) -> tuple[int, bool]:
-        self.found = found
-        return 0, False
+    def positions_at_time(self, time_ms: int, found: Callable[[list[int]], None]) -> tuple[list[int], bool]:
+        self.found = lambda position: found([position])
+        return [0], False
 
 
 def replaying(filter: bytes = b"$replay/2020-01-01T00:00:00Z/t") -> tuple[SimulatedBroker, Searching, SimulatedClient]:
@@ -159,7 +162,7 @@ def test_a_place_that_is_found_after_unsubscribing_does_nothing():
     log.found(7)
     simulated.rest()
     assert not client.only(Publish)
-    assert not simulated.broker.moved
+    assert not simulated.broker.delivery.moved
 
 
 @pytest.mark.req("S3.12")

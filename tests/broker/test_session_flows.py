@@ -11,7 +11,7 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 from hypothesis_profiles import TORTURE, examples
 from session_flows import SessionFlows
-from stories import as_text, play, shorten, tell
+from stories import Stories
 
 STORIES = 400
 STEPS = 60
@@ -29,9 +29,4 @@ def test_sessions_keep_their_promises_whatever_happens():
 @pytest.mark.attack("C2")
 @pytest.mark.parametrize("chapter", range(CHAPTERS))
 def test_sessions_keep_their_promises_in_every_story(chapter):
-    for seed in range(chapter * STORIES, (chapter + 1) * STORIES):
-        story = tell(seed, STEPS)
-        error = play(story)
-        if error is not None:
-            story = shorten(story, error)
-            raise AssertionError(f"seed {seed}:\n{as_text(story)}") from play(story)
+    Stories().must_go_well(range(chapter * STORIES, (chapter + 1) * STORIES), STEPS)

@@ -66,7 +66,8 @@ class Story(Scene):
         content = b"%d" % self.published
         if qos == 2:
             self.answerers[name].client.send(Pubrel(pid))  # else the broker would take it for the one before
-        self.answerers[name].client.send(Publish(topic, content, qos, retain, packet_id=pid if qos else 0))
+        # Not retained: what is due of that comes to a session by another rule (S0.31), which the lake does not know.
+        self.answerers[name].client.send(Publish(topic, content, qos, False, packet_id=pid if qos else 0))
 
 
 def told(actions: list[tuple[object, ...]]) -> SimulatedBroker:
@@ -183,15 +184,15 @@ def test_the_state_told_beside_the_broker_is_the_one_that_it_recovers(earlier, d
     state = StoredState(simulated.log.state())
     kept = {s.client_id: s for s in state.sessions.values() if s.persistent}
     broker = simulated.broker
-    assert set(kept) == {s.client_id for s in broker.sessions.values() if s.persistent}
+    assert set(kept) == {s.client_id for s in broker.sessions if s.persistent}
     for name, session in kept.items():
-        live = broker.sessions[name]
+        live = broker.sessions.get(name)
         assert (session.connected, session.expiry_s) == (live.link is not None, live.expiry_s)
         found = {filter: (s.qos, s.since, s.reader) for filter, s in session.subscriptions.items()}
         assert found == {
-            filter: (s.qos, s.since, s.reader.number if s.reader else 0) for filter, s in live.subscriptions.items()
+            filter: (s.qos, s.since[0], s.reader.number if s.reader else 0) for filter, s in live.subscriptions.items()
         }
-        assert state.positions[session.number] <= broker.dispatcher.position(live.reader)
+        assert state.positions[session.number] <= broker.delivery.positions(live.reader)[0]
 
 
 @pytest.mark.req("P.7")

@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import RawClient
+from message_frames import encode_messages
 from tidegate.log.files import SegmentedLog
-from tidegate.log.frame import encode_messages
 from tidegate.log.run import Run
 from tidegate.server.clock import SLEW, STEP_MS, Clock
 from tidegate.wire import Properties
-
-pytestmark = pytest.mark.attack("C6")
 
 DAY_S = 86_400.0
 NOON_S = 1_800_000_000.0
@@ -46,12 +44,14 @@ def test_record_time_follows_the_system_clock_while_it_behaves():
     assert clocks.pass_seconds(60) == 60_000
 
 
+@pytest.mark.attack("C6")
 def test_a_clock_that_goes_back_makes_record_time_slower_but_never_goes_back():
     clocks = TwoClocks()
     clocks.wall_s -= DAY_S
     assert 60_000 * (1 - 2 * SLEW) <= clocks.pass_seconds(60) < 60_000
 
 
+@pytest.mark.attack("C6")
 def test_a_small_jump_ahead_is_made_up_for_gradually():
     clocks = TwoClocks()
     clocks.wall_s += 30
@@ -60,6 +60,7 @@ def test_a_small_jump_ahead_is_made_up_for_gradually():
     assert abs(clocks.clock.now_ms - clocks.wall_s * 1000) <= 1
 
 
+@pytest.mark.attack("C6")
 def test_a_clock_that_was_far_behind_is_followed_at_once():
     clocks = TwoClocks()
     clocks.wall_s += STEP_MS / 1000 + DAY_S
@@ -67,6 +68,7 @@ def test_a_clock_that_was_far_behind_is_followed_at_once():
     assert abs(clocks.clock.now_ms - clocks.wall_s * 1000) <= 1000
 
 
+@pytest.mark.attack("C6")
 def test_intervals_do_not_notice_the_system_clock():
     clocks = TwoClocks()
     before_s = clocks.clock.now_s
@@ -77,6 +79,7 @@ def test_intervals_do_not_notice_the_system_clock():
     assert clocks.clock.now_s - before_s == 10
 
 
+@pytest.mark.attack("C6")
 def test_record_time_begins_where_the_log_ends_although_the_clock_is_behind():
     later_ms = int((NOON_S + DAY_S) * 1000)
     clocks = TwoClocks(not_before_ms=later_ms)
@@ -84,6 +87,7 @@ def test_record_time_begins_where_the_log_ends_although_the_clock_is_behind():
     assert clocks.pass_seconds(60) > 0
 
 
+@pytest.mark.attack("C6")
 @given(st.lists(st.tuples(st.integers(-10**7, 10**7), st.integers(0, 5)), max_size=30))
 def test_record_time_never_goes_back_whatever_the_clock_does(jumps: list[tuple[int, int]]):
     clocks = TwoClocks()
@@ -107,6 +111,7 @@ def log_from_the_future(folder: Path, ahead_s: float) -> None:
     log.close()
 
 
+@pytest.mark.attack("C6")
 def test_a_broker_whose_clock_was_set_back_since_its_last_run_keeps_order_and_expiry(start_broker, tmp_path: Path):
     log_from_the_future(tmp_path / "data" / "log", DAY_S)
     broker = start_broker()
@@ -125,6 +130,7 @@ def test_a_broker_whose_clock_was_set_back_since_its_last_run_keeps_order_and_ex
     assert reader.message().payload == b"from the future"
 
 
+@pytest.mark.attack("C6")
 def test_a_broker_whose_clock_was_far_ahead_does_not_end_sessions_that_are_younger(start_broker):
     """A session's absence is reckoned from when it was last seen; a time in the future counts as just now."""
     broker = start_broker()

@@ -24,8 +24,6 @@ from tidegate.wire import (
     Pubrel,
 )
 
-pytestmark = [pytest.mark.attack("C2"), pytest.mark.req("S0.7", "S0.13", "S1.22", "S4.1", "S4.5")]
-
 DAY = Properties(session_expiry=86_400)
 LAST = b"last"
 
@@ -124,6 +122,8 @@ def finish_publishing(step: str, client: RawClient, qos: int) -> None:
         client.expect(Pubcomp)
 
 
+@pytest.mark.req("S0.7")
+@pytest.mark.attack("C2")
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize(
     ("qos", "step"),
@@ -155,6 +155,8 @@ def test_a_publisher_goes_on_after_a_crash_at_any_step(start_broker, version: in
     assert times[b"message"] == 1 if qos == 2 else times[b"message"] >= 1
 
 
+@pytest.mark.req("S0.7")
+@pytest.mark.attack("C2")
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_publish_whose_pubrec_was_lost_is_not_stored_twice(start_broker, version: int):
     broker = start_broker("fsync")
@@ -212,6 +214,8 @@ def read_until(step: str, reader: HonestReader) -> None:
                     return
 
 
+@pytest.mark.req("S4.1", "S4.5")
+@pytest.mark.attack("C2")
 @pytest.mark.parametrize("filter", ["a/#", "$share/g/a/#"])
 @pytest.mark.parametrize("step", READER_STEPS)
 def test_a_qos_2_message_reaches_its_reader_once_after_crashes_at_any_step(start_broker, step: str, filter: str):
@@ -234,6 +238,8 @@ def test_a_qos_2_message_reaches_its_reader_once_after_crashes_at_any_step(start
     assert reader.got == [b"message", LAST]
 
 
+@pytest.mark.req("S1.22")
+@pytest.mark.attack("C2")
 def test_a_message_in_flight_comes_again_with_its_packet_id_and_dup(start_broker):
     broker = start_broker("fsync")
     reader = HonestReader()
@@ -246,6 +252,8 @@ def test_a_message_in_flight_comes_again_with_its_packet_id_and_dup(start_broker
     assert (again.packet_id, again.payload, again.dup) == (before.packet_id, b"message", True)
 
 
+@pytest.mark.req("S0.13", "S1.22")
+@pytest.mark.attack("C2")
 @pytest.mark.parametrize("filter", ["a/#", "$share/g/a/#"])
 def test_a_qos_1_message_that_was_not_acknowledged_comes_again_after_each_crash(start_broker, filter: str):
     broker = start_broker("fsync")
@@ -285,6 +293,8 @@ def finish_qos2(reader: HonestReader, *wanted: bytes) -> None:
     reader.settle()
 
 
+@pytest.mark.req("S0.13", "S4.5")
+@pytest.mark.attack("C2")
 def test_a_qos_2_message_behind_an_unanswered_qos_1_message_is_not_delivered_again(start_broker):
     """Its end is known although the reader's position stays before it, also when its packet id is used again."""
     broker = start_broker("fsync")
@@ -303,6 +313,8 @@ def test_a_qos_2_message_behind_an_unanswered_qos_1_message_is_not_delivered_aga
     assert reader.got == [b"two", b"three", b"new 0", b"new 1", b"new 2", b"one"]
 
 
+@pytest.mark.req("S4.5")
+@pytest.mark.attack("C2")
 def test_the_same_holds_over_clean_stops(start_broker):
     broker = start_broker("fsync")
     reader = three_messages(broker)
@@ -320,6 +332,8 @@ def test_the_same_holds_over_clean_stops(start_broker):
     assert reader.got == [b"two", b"three", b"one"]
 
 
+@pytest.mark.req("S1.22")
+@pytest.mark.attack("C2")
 def test_a_qos_1_message_is_not_lost_behind_a_qos_2_message_that_was_in_flight(start_broker):
     """After a crash what was in flight with QoS 2 is sent first; its end must not carry the position past the rest."""
     broker = start_broker("fsync")
@@ -337,6 +351,7 @@ def test_a_qos_1_message_is_not_lost_behind_a_qos_2_message_that_was_in_flight(s
     assert reader.got == [b"three", b"one"]
 
 
+@pytest.mark.attack("C2")
 @pytest.mark.parametrize("end", [BrokerProcess.kill, BrokerProcess.stop], ids=["kill", "clean stop"])
 def test_a_group_delivers_qos_2_once_while_a_member_owes_an_answer(
     start_broker, end: Callable[[BrokerProcess], None]
@@ -377,6 +392,8 @@ def test_a_group_delivers_qos_2_once_while_a_member_owes_an_answer(
     assert (times[b"two"], times[b"three"], times[LAST]) == (1, 1, 1)
 
 
+@pytest.mark.req("S0.13")
+@pytest.mark.attack("C2")
 def test_a_member_that_finishes_qos_2_does_not_move_its_group_past_what_others_wait_for(start_broker):
     """The group's position is its own: a member's private subscription is far ahead of it."""
     broker = start_broker("fsync")

@@ -14,8 +14,6 @@ import pytest
 from harness import BrokerProcess, RawClient
 from tidegate.wire import Properties
 
-pytestmark = pytest.mark.attack("C4")
-
 DAY = Properties(session_expiry=86_400)
 COUNT = 400
 PAYLOAD = b"%05d " + b"x" * 1000
@@ -79,6 +77,7 @@ def in_order(got: list[int]) -> bool:
     return got == sorted(set(got))
 
 
+@pytest.mark.attack("C4")
 def test_a_torn_last_write_is_cut_off_and_everything_before_it_served(start_broker):
     broker = start_broker(**SMALL)
     fill(broker)
@@ -94,6 +93,7 @@ def test_a_torn_last_write_is_cut_off_and_everything_before_it_served(start_brok
     assert verify(broker).returncode == 0
 
 
+@pytest.mark.attack("C4")
 def test_a_last_write_that_was_cut_loses_only_itself(start_broker):
     broker = start_broker(**SMALL)
     fill(broker)
@@ -107,6 +107,7 @@ def test_a_last_write_that_was_cut_loses_only_itself(start_broker):
     assert COUNT - 3 <= len(got) <= COUNT
 
 
+@pytest.mark.attack("C4")
 @pytest.mark.parametrize("end", [BrokerProcess.kill, BrokerProcess.stop], ids=["kill", "clean stop"])
 def test_a_flipped_bit_loses_one_commit_which_is_named(start_broker, end):
     broker = start_broker(**SMALL)
@@ -123,6 +124,7 @@ def test_a_flipped_bit_loses_one_commit_which_is_named(start_broker, end):
     assert retained(broker) == b"retained"
 
 
+@pytest.mark.attack("C4")
 @pytest.mark.parametrize("end", [BrokerProcess.kill, BrokerProcess.stop], ids=["kill", "clean stop"])
 def test_a_missing_segment_is_reported_and_the_others_served(start_broker, end):
     broker = start_broker(**SMALL)
@@ -139,6 +141,7 @@ def test_a_missing_segment_is_reported_and_the_others_served(start_broker, end):
     assert got[0] == 0 and got[-1] == COUNT - 1
 
 
+@pytest.mark.attack("C4")
 def test_a_truncated_segment_in_the_middle_is_reported_and_the_others_served(start_broker):
     broker = start_broker(**SMALL)
     fill(broker)
@@ -153,6 +156,7 @@ def test_a_truncated_segment_in_the_middle_is_reported_and_the_others_served(sta
     assert got[-1] == COUNT - 1
 
 
+@pytest.mark.attack("C4")
 def test_a_segment_overwritten_with_zeros_is_reported_and_the_others_served(start_broker):
     broker = start_broker(**SMALL)
     fill(broker)
@@ -166,6 +170,7 @@ def test_a_segment_overwritten_with_zeros_is_reported_and_the_others_served(star
     assert in_order(got) and got[0] == 0 and got[-1] == COUNT - 1
 
 
+@pytest.mark.attack("C4")
 @pytest.mark.parametrize("hurt", ["missing", "truncated", "flipped in its head", "flipped in its body", "empty"])
 def test_a_damaged_index_is_made_anew_from_its_segment(start_broker, hurt: str):
     broker = start_broker(**SMALL)
@@ -187,6 +192,7 @@ def test_a_damaged_index_is_made_anew_from_its_segment(start_broker, hurt: str):
     assert verify(broker).returncode == 0
 
 
+@pytest.mark.attack("C4")
 @pytest.mark.parametrize("hurt", ["missing", "truncated", "empty", "flipped in its head", "flipped in its end"])
 def test_a_damaged_snapshot_is_replaced_by_the_one_before_and_the_log(start_broker, hurt: str):
     """Sessions and retained messages come from the older snapshot and the changes since."""
@@ -215,6 +221,7 @@ def test_a_damaged_snapshot_is_replaced_by_the_one_before_and_the_log(start_brok
     assert owed(broker) == list(range(COUNT))
 
 
+@pytest.mark.attack("C4")
 def test_a_flipped_bit_in_the_only_snapshot_costs_nothing_that_the_log_still_holds(start_broker):
     broker = start_broker(**SMALL)
     fill(broker)
@@ -239,6 +246,7 @@ def test_a_file_that_is_no_segment_is_left_alone_and_reported(start_broker):
     assert stranger.read_bytes() == b"somebody else's notes" * 10
 
 
+@pytest.mark.attack("C4")
 def test_a_reader_is_told_of_what_the_disk_lost(start_broker):
     """Messages that cannot be read any more are counted where an operator looks."""
     broker = start_broker(**SMALL, sys__interval_s=1)

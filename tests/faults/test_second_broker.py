@@ -11,8 +11,6 @@ import pytest
 from harness import BrokerProcess, RawClient
 from tidegate.wire import Properties
 
-pytestmark = pytest.mark.attack("C13")
-
 DAY = Properties(session_expiry=86_400)
 
 
@@ -25,6 +23,7 @@ def fingerprint(data: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (data / "log").iterdir()}
 
 
+@pytest.mark.attack("C13")
 def test_a_second_broker_on_the_same_folder_refuses_and_names_the_first(broker: BrokerProcess):
     client = RawClient(broker.port, 5)
     client.connect("client", clean=False, properties=DAY)
@@ -39,6 +38,7 @@ def test_a_second_broker_on_the_same_folder_refuses_and_names_the_first(broker: 
     assert {type(client.receive()).__name__ for _ in range(2)} == {"Puback", "Publish"}
 
 
+@pytest.mark.attack("C13")
 def test_another_way_to_the_same_folder_is_refused_as_well(broker: BrokerProcess, tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.symlink_to(broker.data)

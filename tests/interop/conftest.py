@@ -1,4 +1,5 @@
-"""Clients that others wrote, and what it takes to drive them. A peer that is not installed skips its tests."""
+"""Clients that others wrote, and what it takes to drive them. A peer that is not installed skips its tests;
+in CI they fail."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from harness import BrokerProcess
+from peers import missing
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 20.0
@@ -63,9 +65,9 @@ class MqttJs:
 def mqttjs(shared_broker: BrokerProcess) -> Iterator[Callable[..., MqttJs]]:
     """Starts mqtt.js clients, connected if options are given; ends them with the test."""
     if shutil.which("node") is None:
-        pytest.skip("node is not installed: tools/peers.sh tells what mqtt.js needs")
+        missing("node is not installed: tools/peers.sh tells what mqtt.js needs")
     if not (HERE / "node_modules" / "mqtt").is_dir():
-        pytest.skip("mqtt.js is not installed: run tools/peers.sh")
+        missing("mqtt.js is not installed: run tools/peers.sh")
     started: list[MqttJs] = []
 
     def start(client_id: str, version: int = 5, port: int = 0, **options: Any) -> MqttJs:
@@ -137,7 +139,7 @@ class Mosquitto:
 def mosquitto(shared_broker: BrokerProcess) -> Iterator[Mosquitto]:
     for command in ("mosquitto_pub", "mosquitto_sub", "stdbuf"):
         if shutil.which(command) is None:
-            pytest.skip(f"{command} is not installed: run tools/peers.sh (Debian: mosquitto-clients)")
+            missing(f"{command} is not installed: run tools/peers.sh (Debian: mosquitto-clients)")
     peer = Mosquitto(shared_broker.port)
     yield peer
     for subscriber in peer.running:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 
 from hypothesis import strategies as st
 
-from tidegate.log.frame import encode_changes, encode_messages
+from message_frames import encode_messages
+from tidegate.log.frame import encode_changes
 from tidegate.log.run import NO_EXPIRY, Run
 
 Message = tuple[int, int, bytes, bytes, bytes, int, bytes, bytes, int, bytes]

@@ -1,4 +1,4 @@
-"""Measure the log by itself: `python tests/log/measure_log.py [folder]`. Prints one figure per line."""
+"""Measure the log by itself: `PYTHONPATH=tests python tests/log/measure_log.py [folder]`. A figure per line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 
 from log_strategies import simple_run
 
+from message_frames import encode_messages
 from tidegate.log.files import SegmentedLog
-from tidegate.log.frame import decode_messages, encode_changes, encode_messages
+from tidegate.log.frame import decode_messages, encode_changes
 from tidegate.log.index import Wanted
 from tidegate.log.run import Run
 from tidegate.pipeline.decode import frame_to_arrow

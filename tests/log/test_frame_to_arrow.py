@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_strategies import Message, messages, simple_run, ticks
 
-from tidegate.log.frame import decode_messages, encode_changes, encode_messages
+from message_frames import encode_messages
+from tidegate.log.frame import decode_messages, encode_changes
 from tidegate.log.run import NO_EXPIRY, Run
 from tidegate.pipeline.decode import SCHEMA, frame_to_arrow, runs_to_arrow
 

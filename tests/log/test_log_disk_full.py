@@ -16,8 +16,6 @@ from tidegate.errors import DiskFull, StorageError
 from tidegate.log.files import SegmentedLog
 from tidegate.log.snapshot import SnapshotWriter, load_snapshot
 
-pytestmark = pytest.mark.attack("C5")
-
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
@@ -44,6 +42,7 @@ def fill(log: SegmentedLog, size: int = 3000) -> int:
     return count
 
 
+@pytest.mark.attack("C5")
 def test_a_full_disk_refuses_whole_ticks_and_recovers_by_itself(small_disk: Path) -> None:
     log = SegmentedLog.open(small_disk, segment_bytes=60_000)
     ballast = small_disk / "ballast"
@@ -67,6 +66,7 @@ def test_a_full_disk_refuses_whole_ticks_and_recovers_by_itself(small_disk: Path
     again.close(clean=False)
 
 
+@pytest.mark.attack("C5")
 def test_a_log_opens_and_reads_on_a_full_disk(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(20_000))
@@ -87,6 +87,7 @@ def test_a_log_opens_and_reads_on_a_full_disk(small_disk: Path) -> None:
     log.close()
 
 
+@pytest.mark.attack("C5")
 def test_a_snapshot_that_finds_no_room_leaves_the_old_one(small_disk: Path) -> None:
     writer = SnapshotWriter(small_disk, 1)
     writer.add([b"old"])
@@ -102,6 +103,7 @@ def test_a_snapshot_that_finds_no_room_leaves_the_old_one(small_disk: Path) -> N
     assert [path.name for path in small_disk.iterdir()] == ["00000000000000000001.snapshot"]
 
 
+@pytest.mark.attack("C5")
 def test_a_file_size_limit_is_a_full_disk_too(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     log = SegmentedLog.open(tmp_path)

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_strategies import messages, runs, simple_run, ticks
 
+from message_frames import encode_messages
 from tidegate.log.frame import (
     HEADER_BYTES,
     check_body,
     decode_changes,
     decode_messages,
     encode_changes,
-    encode_messages,
     frame_entries,
     frame_topics,
     parse_header,
@@ -49,9 +49,26 @@ def test_small_and_large_runs_have_the_same_layout(count: int) -> None:
     assert messages(decode_messages(alone)) == messages([run])
     header = parse_header(alone)
     assert header is not None and check_body(alone, 0, header)
-    empty = simple_run(b"t")  # goes the way of many runs
-    together = encode_messages([run, empty], 7, 8)
-    assert messages(decode_messages(together)) == messages([run])
+    other = simple_run(b"u", b"y")  # goes the way of many runs
+    together = encode_messages([run, other], 7, 8)
+    assert messages(decode_messages(together)) == messages([run, other])
+    assert messages(decode_messages(together, 0, b"t".__eq__)) == messages(decode_messages(alone))
+
+
+@pytest.mark.parametrize("count", [33, 40, 16383, 16384])
+@pytest.mark.parametrize("size", [0, 1, 100, 70_000])
+@pytest.mark.parametrize("odd", [None, 20])
+def test_messages_of_one_size_have_the_same_layout(count: int, size: int, odd: int | None) -> None:
+    if count * size > 1 << 28:
+        count = 33
+    payloads = [b"%d" % (i % 10) * size for i in range(count)]
+    if odd is not None:
+        payloads[odd] += b"!"
+    run = simple_run(b"t", *payloads)
+    frame = encode_messages([run], 7, 8)
+    assert messages(decode_messages(frame)) == messages([run])
+    header = parse_header(frame)
+    assert header is not None and check_body(frame, 0, header)
 
 
 @given(st.lists(st.binary(max_size=50), max_size=8), st.integers(0, 2**62))

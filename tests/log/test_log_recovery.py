@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_strategies import Message, messages, simple_run, tick
 
+from message_frames import encode_messages
 from tidegate.log.files import SegmentedLog
-from tidegate.log.frame import CHANGES, WRITER, Run, decode_changes, decode_messages, encode_messages
+from tidegate.log.frame import CHANGES, WRITER, Run, decode_changes, decode_messages
 from tidegate.log.recovery import POSITION_GAP, Damage, Examined, examine
 from tidegate.log.segment import (
     SEGMENT_HEADER_BYTES,

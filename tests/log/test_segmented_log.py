@@ -60,6 +60,27 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.parametrize("before", [0, 3])
+def test_positions_that_are_given_up_lie_between_segments(folder: Path, before: int) -> None:
+    log = SegmentedLog.open(folder)
+    payloads = [row[6] for row in add_many(log, before)]
+    if not before:
+        log.roll()  # a segment without a message, which has its base already
+    for jump in (1, 5):
+        log.append(*tick([simple_run(b"t", b"behind %d" % jump)], [b"change"], log.end + jump, 1))
+        payloads.append(b"behind %d" % jump)
+    assert sum(each.end - each.base for each in log.segments()) == len(payloads)
+    log.sync()
+    log.close()
+    again = SegmentedLog.open(folder)
+    assert again.clean and again.report == []
+    assert list(again.verify()) == []
+    rows, lost = read_all(again)
+    assert ([row[6] for row in rows], lost) == (payloads, 0)
+    assert again.end == before + 2 + 6
+    again.close()
+
+
 @pytest.fixture(params=["files", "memory"])
 def log(request: pytest.FixtureRequest, folder: Path) -> Iterator[AnyLog]:
     made = SegmentedLog.open(folder, segment_bytes=2000) if request.param == "files" else MemoryLog(1 << 20)
@@ -259,11 +280,12 @@ def test_what_was_appended_survives_kill_9(folder: Path) -> None:
 import os, signal
 from pathlib import Path
 from tidegate.log.files import SegmentedLog
-from tidegate.log.frame import encode_messages
+from tidegate.log.frame import encode_rows
+from tidegate.log.rows import Rows
 from tidegate.log.run import Run
 log = SegmentedLog.open(Path({str(folder)!r}), segment_bytes=5000)
 for i in range(200):
-    log.append(encode_messages([Run(b"t", b"p", b"x", 1, [b"%d" % i])], i, i), i + 1)
+    log.append(encode_rows(Rows.of([Run(b"t", b"p", b"x", 1, [b"%d" % i])]), i, i)[0], i + 1)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from message_frames import encode_messages
 from tidegate.log.files import SegmentedLog
-from tidegate.log.frame import encode_changes, encode_messages, frame_entries
+from tidegate.log.frame import encode_changes, frame_entries
 from tidegate.log.run import Run
 
 START_MS = 1_800_000_000_000

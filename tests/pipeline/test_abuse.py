@@ -59,7 +59,7 @@ def subscribed(number: int, names: Iterable[object]) -> list[bytes]:
     return [changes.subscribed(number, 1, 0, 0, 0, f"f/{n}".encode()) for n in names]
 
 
-@pytest.mark.req("P.8", "S1.14", "S1.15", "S1.18")
+@pytest.mark.req("P.8")
 def test_clients_of_a_broker_that_do_too_much_are_found(
     spark: SparkSession, start_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
@@ -92,7 +92,7 @@ def test_clients_of_a_broker_that_do_too_much_are_found(
     assert len(abuse.newest_verdicts(context.lake, 2)) == 2
 
 
-@pytest.mark.req("P.8", "S1.14")
+@pytest.mark.req("P.8")
 def test_only_topics_that_nobody_knew_count_and_only_for_the_first_to_use_them(
     context: Context, writer: LogWriter
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -120,6 +121,20 @@ def test_a_round_that_is_cut_off_at_any_commit_ends_well(
     for name, key in (("sessions", "number"), ("dead_letters", "position"), ("quarantine", "place")):
         rows = reborn.lake.read(reborn.spark, name).collect()
         assert len(rows) == len({row[key] for row in rows}) == 8, name
+
+
+@pytest.mark.attack("C5")
+def test_a_round_fits_the_disk_that_the_lake_is_to_be_made_on(tmp_path: Path) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tidegate-test", str(tmp_path)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"cannot mount a small file system here: {made.stderr.strip()}")
+    try:
+        assert archive.round_bytes(tmp_path / "data" / "lake") == 32 << 20
+        (tmp_path / "ballast").write_bytes(bytes(60 << 20))
+        assert archive.round_bytes(tmp_path / "data" / "lake") == archive.SPLIT_BYTES_MIN  # it has to try something
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
 @pytest.mark.req("P.3")

@@ -55,7 +55,7 @@ def command(name: str, *arguments: object) -> Result:
     return CliRunner().invoke(tidegate, [name, *map(str, arguments)])
 
 
-@pytest.mark.req("P.7", "S1.23")
+@pytest.mark.req("P.7")
 def test_dead_letters_are_triaged_by_sql(data: Path) -> None:
     query = "select reason, count(*) as n, max(attempts) as most from dead_letters group by reason order by reason"
     result = command("sql", query, "--format", "json", "--data", data)
@@ -66,7 +66,7 @@ def test_dead_letters_are_triaged_by_sql(data: Path) -> None:
     ]
 
 
-@pytest.mark.req("P.7", "S1.23")
+@pytest.mark.req("P.7")
 def test_chosen_dead_letters_are_sent_again_in_order(data: Path, broker: BrokerProcess, subscriber: RawClient) -> None:
     def send(*options: object) -> Result:
         return command("replay", "--dead-letters", "--data", data, "--port", broker.port, *options)

@@ -13,6 +13,7 @@ from lake_rows import stored
 from log_writer import LogWriter
 from pyspark.sql import SparkSession
 
+from peers import missing
 from tidegate.config import Pipeline
 from tidegate.pipeline.jobs import archive, cleaner, compaction, traffic
 from tidegate.pipeline.lake import CHECKPOINT_COMMITS, Lake
@@ -44,10 +45,11 @@ spark.stop()
 
 
 @pytest.mark.req("P.3", "P.4")
-@pytest.mark.skipif(not JARS, reason="Delta Lake's jars are not there; `make peers` fetches them with Maven")
 def test_spark_s_own_delta_lake_reads_what_archive_compaction_and_cleaner_left(
     spark: SparkSession, tmp_path: Path
 ) -> None:
+    if not JARS:
+        missing("Delta Lake's jars are not there; `make peers` fetches them with Maven")
     context = context_of(spark, tmp_path, pipeline=Pipeline(lake_retention_bytes=40_000))
     writer = LogWriter(tmp_path / "log", segment_bytes=8192)
     for i in range(CHECKPOINT_COMMITS + 5):

@@ -40,8 +40,6 @@ from tidegate.pipeline.parquet import FileDamaged, read_file
 from tidegate.pipeline.schemas import TABLES
 from tidegate.pipeline.status import read_status
 
-pytestmark = pytest.mark.attack("C12")
-
 ROUNDS, ROWS = 4, 100
 PATIENCE_S = 60.0
 
@@ -99,6 +97,7 @@ def quarantine(lake: Lake) -> list[tuple[str, str, int | None, int | None]]:
 # ── files ──
 
 
+@pytest.mark.attack("C12")
 @pytest.mark.req("P.3", "P.11")
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_made_again_from_the_log(
@@ -118,6 +117,7 @@ def test_a_damaged_file_is_made_again_from_the_log(
     assert (lake.folder / "messages" / "_damaged" / broken.path).exists() == (damage is not Path.unlink)
 
 
+@pytest.mark.attack("C12")
 @pytest.mark.req("P.11")
 @pytest.mark.parametrize("damage", [flipped, Path.unlink])
 def test_what_the_log_does_not_have_any_more_is_lost_and_told(
@@ -156,6 +156,7 @@ def test_of_torn_commits_only_the_newest_are_kept(context: Context, monkeypatch:
     assert sorted(path.name for path in log.glob("*.torn")) == [f"{number:020d}.torn" for number in (103, 104)]
 
 
+@pytest.mark.attack("C12")
 @pytest.mark.req("P.3")
 def test_no_flipped_bit_is_read_as_if_nothing_had_happened(context: Context, tmp_path: Path) -> None:
     rnd = random.Random(3)
@@ -188,6 +189,7 @@ def test_no_flipped_bit_is_read_as_if_nothing_had_happened(context: Context, tmp
     assert noticed > 100
 
 
+@pytest.mark.attack("C12")
 @pytest.mark.parametrize("damage", [truncated, emptied, Path.unlink])
 def test_a_file_that_is_gone_or_shorter_is_noticed_before_spark_takes_it_for_no_rows(
     context: Context, damage: Damage
@@ -199,6 +201,7 @@ def test_a_file_that_is_gone_or_shorter_is_noticed_before_spark_takes_it_for_no_
     assert context.lake.read(context.spark, "messages", positions=(0, 2 * ROWS)).count() == 2 * ROWS
 
 
+@pytest.mark.attack("C12")
 @pytest.mark.parametrize("damage", [flipped, Path.unlink])
 def test_compaction_goes_on_without_a_file_that_it_cannot_read(
     context: Context, monkeypatch: pytest.MonkeyPatch, damage: Damage
@@ -213,6 +216,7 @@ def test_compaction_goes_on_without_a_file_that_it_cannot_read(
     assert stored(lake) == before
 
 
+@pytest.mark.attack("C12")
 @pytest.mark.req("P.5")
 def test_retained_messages_are_made_again_from_all_messages(
     context: Context, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
@@ -232,6 +236,7 @@ def test_retained_messages_are_made_again_from_all_messages(
     assert "made again" in quarantine(lake)[0][1]
 
 
+@pytest.mark.attack("C12")
 @pytest.mark.req("P.11")
 def test_damage_to_quarantine_and_verdicts_stops_nothing(
     context: Context, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
@@ -273,6 +278,7 @@ def zeroed(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
+@pytest.mark.attack("C12")
 @pytest.mark.req("P.3")
 @pytest.mark.parametrize("both", [False, True], ids=["the last", "both"])
 @pytest.mark.parametrize(
@@ -309,6 +315,7 @@ def summed_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.attack("C12")
 @pytest.mark.req("P.3")
 @pytest.mark.parametrize("name", ["*.checkpoint.parquet", "_last_checkpoint"])
 @pytest.mark.parametrize("damage", [emptied, zeroed, truncated, Path.unlink])
@@ -326,6 +333,7 @@ def test_a_summary_of_the_log_that_is_torn_or_gone_is_done_without(
     assert Lake(folder).rows("messages") == 2 * (CHECKPOINT_COMMITS + 2) + 1
 
 
+@pytest.mark.attack("C12")
 @pytest.mark.req("P.3")
 def test_after_a_torn_summary_the_log_is_summed_up_again(summed_up: Path, tmp_path: Path) -> None:
     folder = tmp_path / "lake"
@@ -340,6 +348,7 @@ def test_after_a_torn_summary_the_log_is_summed_up_again(summed_up: Path, tmp_pa
     assert Lake(folder).rows("messages") == 3 * CHECKPOINT_COMMITS + 4
 
 
+@pytest.mark.attack("C12")
 def test_a_log_with_a_commit_missing_in_its_middle_is_told_and_left_as_it_is(
     context: Context, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,7 +439,8 @@ def test_an_older_copy_of_the_log_is_refused(context: Context, writer: LogWriter
     (tmp_path / "copy").rename(tmp_path / "log")
     other = f"w = LogWriter(Path({str(tmp_path / 'log')!r}), 2048); [w.messages({ROWS}) for _ in range(6)]; w.close()"
     prelude = "from pathlib import Path; from log_writer import LogWriter; "
-    subprocess.run([sys.executable, "-c", prelude + other], check=True, cwd=Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", prelude + other], check=True, env=environment)
     with pytest.raises(archive.LogReplaced, match=r"segment 7 .*pipeline\.lake"):
         archive.run(context_of(context.spark, tmp_path))
     assert stored(context.lake) == before

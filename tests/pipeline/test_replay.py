@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from jobs_kit import archived, context_of
 from log_writer import START_MS, LogWriter, run
 from pyspark.sql import SparkSession
+from stored import stored_messages
 
 from harness import BrokerProcess, RawClient
 from tidegate.cli import tidegate
@@ -95,7 +96,7 @@ def test_everything_is_sent_again_in_order(
     assert numbers(subscriber, 403) == list(range(403))
 
 
-@pytest.mark.req("P.10", "S0.28")
+@pytest.mark.req("P.10")
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -176,6 +177,16 @@ def test_a_broker_that_is_not_there_is_told(data: Path, spark: SparkSession) -> 
     assert (result.exit_code, "cannot connect to 127.0.0.1:1" in result.stderr) == (1, True)
 
 
+def test_the_broker_and_the_data_are_found_through_the_configuration(
+    data: Path, broker: BrokerProcess, subscriber: RawClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tidegate.toml").write_text(f"data = '{data}'\n[listen]\nhost = '0.0.0.0'\nport = {broker.port}\n")
+    result = CliRunner().invoke(tidegate, ["replay", "--from", "400", "--to", "402"])
+    assert result.exit_code == 0, result.stderr
+    assert numbers(subscriber, 2) == [400, 401]
+
+
 # ── pace ──
 
 
@@ -198,6 +209,20 @@ def test_a_paced_replay_sends_the_same(send: Send, subscriber: RawClient) -> Non
     assert numbers(subscriber, 403) == list(range(403))
     assert send("--speed", "5000/s", "--from", 300).exit_code == 0
     assert numbers(subscriber, 103) == list(range(300, 403))
+
+
+@pytest.mark.req("P.10")
+@pytest.mark.parametrize(("speed", "least_s"), [("2x", 4 / 2), ("100/s", 403 / 100)], ids=["2x", "100 a second"])
+def test_a_paced_replay_takes_as_long_as_was_asked_for(
+    send: Send, broker: BrokerProcess, speed: str, least_s: float
+) -> None:
+    """By the times at which the broker took the messages; four seconds of them, at twice their pace or an even one."""
+    assert send("--speed", speed).exit_code == 0
+    times_ms = [record.run.time_ms for record in stored_messages(broker.data)]
+    assert len(times_ms) == 403
+    assert times_ms[-1] - times_ms[0] >= 0.75 * least_s * 1000
+    middle_ms = times_ms[201] - times_ms[0]
+    assert 0 < middle_ms < times_ms[-1] - times_ms[0]  # and not all at its end
 
 
 # ── stopping ──

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from log_writer import START_MS, LogWriter, run, write_damaged
 
-from tidegate.log.frame import encode_changes, encode_messages, parse_header
+from message_frames import encode_messages
+from tidegate.log.frame import encode_changes, parse_header
 from tidegate.log.run import Run
 from tidegate.log.segment import SEGMENT_HEADER_BYTES
 from tidegate.pipeline.segments import LogFolder, LogGone, Lost, read_split

@@ -20,8 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from harness import BrokerProcess, RawClient
+from message_frames import encode_messages
 from tidegate.errors import ConfigError, CorruptLog
-from tidegate.log.frame import encode_changes, encode_messages, parse_header
+from tidegate.log.frame import encode_changes, parse_header
 from tidegate.log.run import NO_EXPIRY, Run
 from tidegate.pipeline import source
 from tidegate.pipeline.segments import LogGone

@@ -23,6 +23,14 @@ LETTER = Dead(
 )
 
 
+# INBOUND, RELEASED and FLIGHT, which older versions wrote.
+OLD_BOOKKEEPING = (
+    bytes.fromhex("06 01000000 0300"),
+    bytes.fromhex("07 01000000 0300"),
+    bytes.fromhex("08 01000000 01000000 0300 02 01 0900000000000000 0900000000000000"),
+)
+
+
 def rows_of(*records: bytes) -> list[dict[str, object]]:
     rows, dead, unreadable = change_rows(list(records), 7, 1000, 99)
     assert (dead, unreadable) == ([], [])
@@ -66,11 +74,16 @@ def test_every_change_of_a_session_is_a_row() -> None:
 def test_of_positions_the_last_of_each_reader_is_a_row_and_bookkeeping_is_none() -> None:
     found = rows_of(
         changes.positions([(1, 10), (2, 5)]),
-        changes.inbound(1, 3),
-        changes.flight(1, 1, 3, 2, 1, 9, 9),
+        changes.inbounds(1, [b"\0\3"]),
+        changes.flights(1, 1, 3, 2, 1, range(9, 10)),
+        changes.acked(1, [(11, 12)]),
+        changes.since(1, b"a", [5]),
+        changes.due(1, b"a", [5]),
+        changes.handed(1, b"a"),
         changes.retained(b"t", b"x", 1, b"", None, 0, 0, b"p"),
         changes.unretained(b"t"),
-        changes.released(1, 3),
+        changes.releases(1, [b"\0\3"]),
+        *OLD_BOOKKEEPING,
         changes.gone(8),
         changes.positions([(1, 12)]),
     )

@@ -232,7 +232,7 @@ def test_a_reason_string_that_does_not_fit_is_left_out(client, unique):
     assert len(encode(refused, 5)) <= 45
     raw.publish(unique, b"\xff", 2, properties=Properties(payload_format=1), wait=False)
     assert len(encode(raw.expect(Pubrec), 5)) <= 45
-    suback = raw.subscribe("a/#/" + "b" * 60)
+    suback = raw.subscribe("$replay/nowhen/" + "b" * 60)
     assert len(encode(suback, 5)) <= 45
 
 

@@ -234,7 +234,7 @@ def test_who_does_not_want_problem_information_gets_none(client, unique):
     assert pub.expect(Puback).properties == Properties()
     pub.publish(unique, b"\xff", 2, properties=Properties(payload_format=1), wait=False)
     assert pub.expect(Pubrec).properties == Properties()
-    assert pub.subscribe("a/#/b").properties == Properties()
+    assert pub.subscribe("$replay/nowhen/a").properties == Properties()
 
 
 def test_problem_information_does_not_touch_the_properties_of_messages(client, unique):

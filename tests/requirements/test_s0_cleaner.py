@@ -68,6 +68,26 @@ def test_what_an_absent_session_has_not_got_stays_until_it_has_it(start_broker):
     eventually(lambda: floor(broker) > 600)
 
 
+@pytest.mark.req("S0.5", "S2.22")
+@pytest.mark.parametrize("filter", ["$share/g/bulk", "$replay/earliest/bulk"], ids=["shared group", "replay"])
+@pytest.mark.parametrize("present", [False, True], ids=["away", "slow"])
+def test_what_a_reader_of_another_kind_has_not_got_stays_until_it_has_it(start_broker, filter, present):
+    broker = start_broker(**SMALL)
+    one_at_a_time = Properties(session_expiry=3600, receive_maximum=1)
+    sub = attach_kept(broker, "s", properties=one_at_a_time)
+    sub.subscribe(filter, qos=1)
+    if not present:
+        sub.disconnect()
+    publish_megabytes(broker, 1, "before")  # nobody needs these: they show that the cleaner has been here
+    publish_megabytes(broker, 3)
+    eventually(lambda: floor(broker) > 100)
+    if not present:
+        sub = attach_kept(broker, "s", properties=one_at_a_time)
+    assert [int(sub.message().payload.split()[0]) for _ in range(750)] == list(range(750))
+    sub.disconnect()
+    eventually(lambda: floor(broker) > 600)
+
+
 @pytest.mark.req("S0.5")
 @pytest.mark.parametrize("ending", ["unsubscribes", "ends its session"])
 def test_what_was_kept_for_a_session_goes_when_it(start_broker, ending):

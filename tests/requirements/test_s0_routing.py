@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from stored import KEPT
 
 from tidegate.delivery import routes
-from tidegate.delivery.routes import RouteTable
+from tidegate.delivery.group import Group
+from tidegate.delivery.routes import RouteTable, Targets
+from tidegate.errors import PeerError
 from tidegate.router import SubscriptionIndex, matches
+from tidegate.router.groups import make_strategy
 from tidegate.session.link import Link
 from tidegate.session.session import Session, Subscription
 from tidegate.wire import Properties, Publish
@@ -61,71 +64,164 @@ def test_a_message_finds_its_few_among_thousands_of_filters(client, unique):
 @pytest.mark.req("S0.2")
 def test_the_answer_for_a_topic_is_kept_until_something_changes_it():
     table = RouteTable(128)
-    first = table.resolve(b"hot")
+    first = table.admit(b"hot")
     assert table.routes.get(b"hot") is first
+    assert table.resolve(b"hot") is first.targets
     table.changed(b"cold/+")
     assert table.routes.get(b"hot") is first
     table.changed(b"+")
     assert b"hot" not in table.routes
 
 
+@pytest.mark.req("S0.2")
+def test_to_look_a_topic_up_keeps_nothing():
+    """Stored topics, and the broker's own, which nobody publishes to."""
+    table = RouteTable(128)
+    assert table.resolve(b"$SYS/broker/uptime").list == []
+    assert not table.routes
+
+
+@pytest.mark.attack("A8", "A9")
+@pytest.mark.parametrize("topic", [b"", b"a/+", b"#", b"a\0b", b"\xff", b"$SYS/x", b"$share/g/a", b"a/" * 128 + b"a"])
+def test_a_topic_that_is_not_allowed_has_no_route(topic):
+    table = RouteTable(128)
+    with pytest.raises(PeerError):
+        table.admit(topic)
+    assert not table.routes
+
+
+@pytest.mark.attack("A19")
+def test_there_are_no_more_routes_than_allowed(monkeypatch):
+    monkeypatch.setattr(routes, "ROUTES_MAX", 10)
+    table = RouteTable(128)
+    for i in range(95):
+        assert table.admit(b"t/%d" % i).topic == b"t/%d" % i
+        assert len(table.routes) <= 10
+    table.changed(b"t/+")
+    assert not table.routes
+
+
 LEVELS = (b"a", b"b")
 TOPICS = [b"/".join(levels) for depth in (1, 2, 3) for levels in product(LEVELS, repeat=depth)]
 FILTERS = [b"a", b"a/b", b"b/a/b", b"+", b"+/b", b"a/+", b"a/#", b"#", b"+/+/b", b"b/+/#"]
 
+Found = list[tuple[int, list[bytes]]]
+
 
 class Steps:
-    """Sessions that come, go, subscribe and unsubscribe, on a route table that is asked in between."""
+    """Sessions that come, go, subscribe and unsubscribe, and a group, on a route table that is asked in between."""
 
     def __init__(self) -> None:
         self.table = RouteTable(128)
-        self.sessions = [Session(n, b"c%d" % n, b"t", 100, 0) for n in range(1, 4)]
+        self.sessions = [Session(n, b"c%d" % n, b"t", 100, [0]) for n in range(1, 4)]
+        self.group = Group(9, b"g", b"#", [0], make_strategy("round_robin"))
 
     def step(self, kind: str, who: int, filter: bytes) -> None:
         session = self.sessions[who]
-        had = session.subscriptions.get(filter)
-        if kind == "subscribe":
+        shared = kind in ("join", "part")
+        written = b"$share/g/" + filter if shared else filter
+        had = session.subscriptions.get(written)
+        if kind in ("subscribe", "join"):
             if had is not None:
                 self.table.unsubscribe(had)
-            session.subscriptions[filter] = Subscription(session, filter, filter, who, 0)
-            self.table.subscribe(session.subscriptions[filter])
-        elif kind == "unsubscribe" and had is not None:
-            self.table.unsubscribe(session.subscriptions.pop(filter))
+            reader = self.group if shared else None
+            new = session.subscriptions[written] = Subscription(session, written, filter, who, (0,), reader=reader)
+            self.table.subscribe(new)
+        elif kind in ("unsubscribe", "part") and had is not None:
+            self.table.unsubscribe(session.subscriptions.pop(written))
         elif kind == "come or go":
-            session.link = Link() if session.link is None else None
-            self.table.session_changed(session)
+            if session.link is None:
+                session.link = Link()
+                for subscription in session.subscriptions.values():
+                    self.table.changed(subscription.pattern)
+            else:
+                session.link = None
+                self.table.left(session.reader)
+                self.table.left(self.group)
+        elif kind == "forget":
+            self.table.forget_all()
 
-    def cached(self, topic: bytes) -> list[tuple[int, list[bytes]]]:
-        route = self.table.routes.get(topic) or self.table.resolve(topic)
-        return sorted((t.reader.number, sorted(s.filter for s in t.subscriptions)) for t in route.targets)
+    def cached(self, topic: bytes) -> tuple[bool, Found]:
+        route = self.table.routes.get(topic) or self.table.admit(topic)
+        assert self.table.resolve(topic) is route.targets
+        assert route.matched == route.targets.matched
+        return route.matched, sorted(
+            (target.reader.number, sorted(s.filter for s in target.subscriptions)) for target in route.targets.list
+        )
 
-    def recomputed(self, topic: bytes) -> list[tuple[int, list[bytes]]]:
-        found = ((s.number, sorted(f for f in s.subscriptions if matches(f, topic))) for s in self.sessions if s.link)
-        return [(number, filters) for number, filters in found if filters]
+    def recomputed(self, topic: bytes) -> tuple[bool, Found]:
+        found: dict[int, list[bytes]] = {}
+        matched = False
+        for session in self.sessions:
+            for subscription in session.subscriptions.values():
+                if matches(subscription.pattern, topic):
+                    matched = True
+                    if session.link is not None:
+                        reader = subscription.reader or session.reader
+                        found.setdefault(reader.number, []).append(subscription.filter)
+        return matched, sorted((number, sorted(filters)) for number, filters in found.items())
+
+    def share(self) -> None:
+        """Routes whose subscribers are the same have one list of them, and each list knows whose it is."""
+        by_subscribers: dict[frozenset[int], Targets] = {}
+        topics: dict[int, set[bytes]] = {}
+        for topic, route in self.table.routes.items():
+            its = frozenset(id(s) for target in route.targets.list for s in target.subscriptions)
+            key = frozenset((*its, -1)) if route.matched else its
+            assert by_subscribers.setdefault(key, route.targets) is route.targets, topic
+            topics.setdefault(id(route.targets), set()).add(topic)
+        for targets in by_subscribers.values():
+            assert targets.topics == topics[id(targets)]
+
+    def nothing_is_left(self) -> None:
+        assert set(self.table._cached.scan(b"#").take(1000, 1000)) == set(self.table.routes)
+        known = {id(route.targets) for route in self.table.routes.values()}
+        assert {id(targets) for targets in self.table._shared.values()} == known
+        assert {id(t) for all_of in self.table._of_reader.values() for t in all_of} <= known
 
 
 @pytest.mark.req("S0.2")
-@pytest.mark.parametrize("scanned", [512, 3], ids=["few routes", "many routes"])
+@pytest.mark.parametrize("step", [routes.ROUTES_STEP, 3], ids=["few routes", "many routes"])
 @settings(max_examples=60, deadline=None)
 @given(
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["subscribe", "unsubscribe", "come or go"]), st.integers(0, 2), st.sampled_from(FILTERS)
+            st.sampled_from(["subscribe", "unsubscribe", "join", "part", "come or go", "come or go", "forget"]),
+            st.integers(0, 2),
+            st.sampled_from(FILTERS),
         ),
         min_size=1,
         max_size=25,
     )
 )
-def test_after_every_change_the_cache_answers_as_if_there_were_none(scanned, steps):
-    before, routes.SCAN_ROUTES_MAX = routes.SCAN_ROUTES_MAX, scanned
+def test_after_every_change_the_cache_answers_as_if_there_were_none(step, steps):
+    before, routes.ROUTES_STEP = routes.ROUTES_STEP, step
     try:
         world = Steps()
         for kind, who, filter in steps:
             world.step(kind, who, filter)
+            world.nothing_is_left()
             for topic in TOPICS:
                 assert world.cached(topic) == world.recomputed(topic), (kind, who, filter, topic)
+            world.share()
+            world.nothing_is_left()
     finally:
-        routes.SCAN_ROUTES_MAX = before
+        routes.ROUTES_STEP = before
+
+
+@pytest.mark.req("S0.2")
+def test_topics_with_the_same_subscribers_share_one_list_of_them():
+    world = Steps()
+    for who in (0, 1):
+        world.step("subscribe", who, b"a/#")
+        world.step("come or go", who, b"")
+    first, second, other = (world.table.admit(topic) for topic in (b"a/1", b"a/2", b"b"))
+    assert first.targets is second.targets is not other.targets
+    assert [target.reader for target in first.targets.list] == [s.reader for s in world.sessions[:2]]
+    world.step("come or go", 1, b"")
+    again = world.table.admit(b"a/1")
+    assert [target.reader for target in again.targets.list] == [world.sessions[0].reader]
+    assert b"a/2" not in world.table.routes and world.table.routes[b"b"] is other
 
 
 @pytest.mark.req("S0.2")

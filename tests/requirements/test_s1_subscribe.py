@@ -115,5 +115,5 @@ def test_with_many_filters_the_one_suback_means_all_of_them(client, unique):
 @pytest.mark.parametrize(("version", "reason"), [(4, 0x80), (5, 0x8F)])
 def test_a_filter_that_is_refused_is_not_in_force(client, unique, version, reason):
     sub, pub = client(unique, version), client(unique + "p", 5)
-    assert sub.subscribe(f"{unique}/a#").reasons == (reason,)
+    assert sub.subscribe(f"$replay/nowhen/{unique}/a").reasons == (reason,)
     assert pub.publish(f"{unique}/a", b"", 1) == 0x10

@@ -151,8 +151,7 @@ def test_in_memory_a_consumer_can_go_back(start_broker):
 
 @pytest.mark.req("S2.27")
 def test_in_memory_the_log_stays_within_its_size(start_broker):
-    limits = {"log__tail_bytes": 65536, "log__segment_bytes": 65536, "log__retention_bytes": 1 << 20}
-    broker = start_broker("memory", **limits, sys__interval_s=1)
+    broker = start_broker("memory", log__tail_bytes=65536, log__memory_bytes=1 << 20, sys__interval_s=1)
     publish_all(attach(broker, "p"), [("a", b"." * 1000)] * 5000)
     assert int(sys_values(broker)["store/messages/bytes"]) <= 1 << 20
 

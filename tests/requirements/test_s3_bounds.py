@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 from observing import log_bytes, process_figures, publish_all, sys_values
-from stored import attach
+from recorded_disk import with_inside
+from stored import attach, eventually
 
 from harness import BrokerProcess, RawClient
 from tidegate.wire import Pingreq, Pingresp, Properties, Puback, Publish
 
 MIB = 1 << 20
 SMALL = {"log__tail_bytes": MIB, "log__segment_bytes": 4 * MIB}
+WAY_IN_COPIES = 6
 
 
 # ── copies ──
@@ -36,6 +38,43 @@ def test_ten_publishes_to_ten_subscribers_cost_a_hundred_copies_on_the_wire_and_
     assert int(after["log/end"]) - int(before["log/end"]) == 10
     assert log_bytes(broker) - before_log < 11 * len(payload)
     assert 100 * len(payload) < int(after["bytes/sent"]) - int(before["bytes/sent"]) < 101 * len(payload)
+
+
+class CountedBroker(BrokerProcess):
+    """A broker that tells how much memory its objects took at most."""
+
+    def environment(self) -> dict[str, str]:
+        self.counts = self.data.with_name("counts")
+        self.counts.mkdir(exist_ok=True)
+        return super().environment() | {"PYTHONPATH": with_inside(), "ALLOCATIONS_IN": str(self.counts)}
+
+    def ask(self, what: str) -> None:
+        (self.counts / what).touch()
+        eventually(lambda: not (self.counts / what).exists())
+
+
+@pytest.mark.req("S3.9")
+@pytest.mark.parametrize("alike", [True, False], ids=["alike", "each in its own way"])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_message_to_ten_subscribers_is_in_memory_once_for_each_at_most(tmp_path, qos, alike):
+    """And a few times for its way in: the bytes received, the message in them, the frame that is appended."""
+    payload = b"x" * (3 * MIB)
+    with CountedBroker(tmp_path / "data", log__tail_bytes=65536) as broker:
+        subs = [attach(broker, f"s{i}", 5) for i in range(10)]
+        for number, sub in enumerate(subs):
+            ids = () if alike else (number + 1,)  # so that no two get the same bytes
+            sub.subscribe("a", qos=qos, properties=Properties(subscription_ids=ids))
+        pub = attach(broker, "p")
+        publish_all(pub, [("a", b"warm")], 1)
+        for sub in subs:
+            sub.message()
+        broker.ask("begin")
+        publish_all(pub, [("a", payload)], 1)
+        for sub in subs:
+            assert sub.message().payload == payload
+        broker.ask("end")
+        copies = int((broker.counts / "peak").read_text()) / len(payload)
+    assert copies < len(subs) + WAY_IN_COPIES
 
 
 # ── memory ──

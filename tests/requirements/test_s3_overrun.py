@@ -16,8 +16,6 @@ from tidegate.wire import Properties, Puback
 MIB = 1 << 20
 OVERRUN = "dropped/overrun by retention"
 
-pytestmark = [pytest.mark.req("S3.14"), pytest.mark.attack("C7")]
-
 Start = Callable[..., BrokerProcess]
 
 
@@ -28,6 +26,7 @@ def small(start_broker: Start, durability: str, **more: Any) -> BrokerProcess:
         "log__segment_bytes": 65536,
         "log__retention_bytes": MIB,
         "log__hard_bytes": MIB,
+        "log__memory_bytes": MIB,
         "log__clean_interval_s": 1,
     }
     return start_broker(durability, sys__interval_s=1, **limits, **more)
@@ -44,6 +43,8 @@ def notice(watcher: RawClient) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.req("S3.14")
+@pytest.mark.attack("C7")
 @pytest.mark.parametrize("durability", ["memory", "os"])
 def test_a_session_that_was_away_too_long_is_told_what_it_lost(start_broker, durability):
     broker = small(start_broker, durability)
@@ -61,6 +62,8 @@ def test_a_session_that_was_away_too_long_is_told_what_it_lost(start_broker, dur
     assert back.payloads(4999 - int(first.payload[:5]))[-1][:5] == b"04999"
 
 
+@pytest.mark.req("S3.14")
+@pytest.mark.attack("C7")
 @pytest.mark.parametrize("durability", ["memory", "os"])
 def test_a_client_that_watches_its_own_notices_gets_this_one(start_broker, durability):
     broker = small(start_broker, durability)
@@ -73,6 +76,8 @@ def test_a_client_that_watches_its_own_notices_gets_this_one(start_broker, durab
     assert [json.loads(m.payload)["event"] for m in told] == ["overrun"]
 
 
+@pytest.mark.req("S3.14")
+@pytest.mark.attack("C7")
 @pytest.mark.parametrize("durability", ["memory", "os"])
 def test_an_overrun_is_counted(start_broker, durability):
     broker = small(start_broker, durability)
@@ -87,6 +92,8 @@ def test_an_overrun_is_counted(start_broker, durability):
     sys_until(broker, lambda values: values.get(OVERRUN) == "3")
 
 
+@pytest.mark.req("S3.14")
+@pytest.mark.attack("C7")
 def test_a_connected_reader_that_does_not_acknowledge_is_overrun_and_told_when_it_goes_on(start_broker):
     broker = small(start_broker, "memory")
     sub = attach(broker, "s", 5, properties=Properties(receive_maximum=5))
@@ -101,6 +108,8 @@ def test_a_connected_reader_that_does_not_acknowledge_is_overrun_and_told_when_i
     assert told["lost_before"] == int(sub.message().payload[:5]) > told["lost_from"]
 
 
+@pytest.mark.req("S3.14")
+@pytest.mark.attack("C7")
 def test_a_replay_that_retention_passes_is_told(start_broker):
     broker = small(start_broker, "memory")
     publish_all(attach(broker, "p"), [("a", b"early")] * 100)
@@ -117,6 +126,8 @@ def test_a_replay_that_retention_passes_is_told(start_broker):
     assert 15 <= told["lost_from"] < told["lost_before"] == 100 + int(sub.message().payload[:5])
 
 
+@pytest.mark.req("S3.14")
+@pytest.mark.attack("C7")
 def test_a_shared_group_that_retention_passed_tells_its_members(start_broker):
     broker = small(start_broker, "memory")
     sub = attach_kept(broker, "s")

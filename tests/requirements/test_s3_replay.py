@@ -15,8 +15,6 @@ from tidegate.wire import Pingreq, Pingresp, Properties, Puback, Pubcomp, Publis
 
 SMALL = {"log__tail_bytes": 65536, "log__segment_bytes": 65536}  # most of the log is on disk only
 
-pytestmark = pytest.mark.req("S3.12")
-
 
 def number(message: Publish) -> int:
     return int(message.payload.split(b".")[0])
@@ -63,6 +61,7 @@ def ten(shared_broker: BrokerProcess, unique: str) -> Ten:
 # ── where to begin ──
 
 
+@pytest.mark.req("S3.12")
 @pytest.mark.parametrize("version", [3, 4, 5])
 @pytest.mark.parametrize("first", [0, 1, 6, 9])
 def test_a_filter_goes_back_to_a_position(ten, version, first):
@@ -72,6 +71,7 @@ def test_a_filter_goes_back_to_a_position(ten, version, first):
     assert numbers(sub, 11 - first) == list(range(first, 11))
 
 
+@pytest.mark.req("S3.12")
 @pytest.mark.parametrize("version", [3, 4, 5])
 @pytest.mark.parametrize(("start", "first"), [("earliest", 0), ("0", 0), ("9999999999999999", 10)])
 def test_a_filter_goes_back_to_the_beginning_or_not_at_all(ten, version, start, first):
@@ -81,6 +81,7 @@ def test_a_filter_goes_back_to_the_beginning_or_not_at_all(ten, version, start, 
     assert numbers(sub, 11 - first) == list(range(first, 11))
 
 
+@pytest.mark.req("S3.12")
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("form", ["iso", "unix seconds", "unix milliseconds"])
 def test_a_filter_goes_back_to_a_time(start_broker, version, form):
@@ -113,6 +114,7 @@ def _next_second_ms(broker: BrokerProcess, pub: RawClient) -> int:
     return boundary_ms
 
 
+@pytest.mark.req("S3.12")
 def test_the_time_of_a_message_itself_is_where_it_is_found(ten):
     first = ten.times_ms.index(ten.times_ms[7])
     sub = ten.client(4)
@@ -120,6 +122,7 @@ def test_the_time_of_a_message_itself_is_where_it_is_found(ten):
     assert numbers(sub, 10 - first) == list(range(first, 10))
 
 
+@pytest.mark.req("S3.12")
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_filter_goes_back_by_an_age(start_broker, version):
     broker = start_broker()
@@ -136,6 +139,7 @@ def test_a_filter_goes_back_by_an_age(start_broker, version):
     assert numbers(everything, 10) == list(range(10))
 
 
+@pytest.mark.req("S3.12")
 @pytest.mark.parametrize("ahead", [timedelta(hours=1), timedelta(days=400)])
 def test_a_time_to_come_means_from_now_on(ten, ahead):
     sub = ten.client(4)
@@ -156,6 +160,7 @@ def test_a_start_that_means_nothing_is_refused(client, unique, version, filter):
 # ── the MQTT 5 property ──
 
 
+@pytest.mark.req("S3.12")
 @pytest.mark.parametrize("form", ["earliest", "position", "time", "age"])
 def test_a_user_property_takes_a_plain_filter_back(ten, form):
     start, first = {
@@ -177,6 +182,7 @@ def test_a_user_property_that_means_nothing_is_refused(client, unique):
 # ── what a replayed message carries ──
 
 
+@pytest.mark.req("S3.12")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_replayed_message_carries_its_first_time_and_position(ten, qos):
     sub = ten.client()
@@ -198,6 +204,7 @@ def test_the_publisher_s_own_properties_stay_in_front(client, unique):
     assert [name for name, _ in message.properties.user] == [b"k", b"tidegate-time", b"tidegate-position"]
 
 
+@pytest.mark.req("S3.12")
 def test_a_position_that_was_delivered_can_be_gone_back_to(ten):
     sub = ten.client()
     sub.subscribe(f"$replay/earliest/{ten.topic}", qos=1)
@@ -206,6 +213,7 @@ def test_a_position_that_was_delivered_can_be_gone_back_to(ten):
     assert [number(m) for m in (sub.message() for _ in range(13))] == [*range(4, 10), *range(3, 10)]
 
 
+@pytest.mark.req("S3.12")
 def test_a_replayed_message_sent_again_after_a_reconnection_still_carries_its_position(ten):
     sub = attach_kept(ten.broker, ten.topic)
     sub.subscribe(f"$replay/earliest/{ten.topic}", qos=1)
@@ -220,6 +228,7 @@ def test_a_replayed_message_sent_again_after_a_reconnection_still_carries_its_po
 # ── from disk through memory to the present ──
 
 
+@pytest.mark.req("S3.12")
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_replay_crosses_disk_and_memory_and_stays_live(start_broker, version, qos):
@@ -235,6 +244,7 @@ def test_a_replay_crosses_disk_and_memory_and_stays_live(start_broker, version, 
     assert not any(user_properties(message) for message in live)
 
 
+@pytest.mark.req("S3.12")
 def test_a_replay_loses_and_repeats_nothing_while_messages_keep_coming(start_broker):
     broker = start_broker(**SMALL)
     pub = attach(broker, "p")
@@ -249,6 +259,7 @@ def test_a_replay_loses_and_repeats_nothing_while_messages_keep_coming(start_bro
     assert got == list(range(5000))
 
 
+@pytest.mark.req("S3.12")
 def test_a_replay_and_a_plain_filter_of_one_client_go_their_own_ways(ten):
     sub = ten.client()
     sub.subscribe(ten.topic, qos=1)
@@ -258,6 +269,7 @@ def test_a_replay_and_a_plain_filter_of_one_client_go_their_own_ways(ten):
     assert numbers(sub, 2) == [10, 10]
 
 
+@pytest.mark.req("S3.12")
 def test_subscribing_again_to_a_replay_starts_it_again(ten):
     sub = ten.client(4)
     for _ in range(2):
@@ -268,6 +280,7 @@ def test_subscribing_again_to_a_replay_starts_it_again(ten):
     sub.nothing(0.05)
 
 
+@pytest.mark.req("S3.12")
 @pytest.mark.parametrize("tail_bytes", [65536, 64 << 20])
 def test_unsubscribing_ends_a_replay_that_waits_for_acknowledgements(start_broker, tail_bytes):
     broker = start_broker(log__tail_bytes=tail_bytes, log__segment_bytes=65536)
@@ -303,6 +316,7 @@ def _stop(broker: BrokerProcess) -> None:
 restarts: Any = pytest.mark.parametrize("restart", [_nothing, _stop, _kill])
 
 
+@pytest.mark.req("S3.12")
 @restarts
 @pytest.mark.parametrize(("version", "how"), [(4, "filter"), (5, "filter"), (5, "property")])
 def test_a_replay_resumes_where_it_was(start_broker, restart, version, how):
@@ -325,6 +339,7 @@ def test_a_replay_resumes_where_it_was(start_broker, restart, version, how):
     assert numbers(back, 1) == [2000]
 
 
+@pytest.mark.req("S3.12")
 @restarts
 def test_a_qos_2_replay_resumes_where_it_was_and_repeats_nothing(start_broker, restart):
     broker = start_broker(**SMALL)
@@ -352,6 +367,7 @@ def test_a_qos_2_replay_resumes_where_it_was_and_repeats_nothing(start_broker, r
     back.nothing(0.05)
 
 
+@pytest.mark.req("S3.12")
 @restarts
 def test_a_replay_that_was_live_gets_what_it_missed_and_no_more(start_broker, restart):
     broker = start_broker(**SMALL)
@@ -369,6 +385,7 @@ def test_a_replay_that_was_live_gets_what_it_missed_and_no_more(start_broker, re
     back.nothing(0.05)
 
 
+@pytest.mark.req("S3.12")
 @restarts
 def test_a_finished_replay_of_qos_0_messages_is_not_repeated(start_broker, restart):
     broker = start_broker()
@@ -382,6 +399,7 @@ def test_a_finished_replay_of_qos_0_messages_is_not_repeated(start_broker, resta
     attach_kept(broker, "s").nothing(0.1)
 
 
+@pytest.mark.req("S3.12")
 @restarts
 def test_replays_of_one_session_keep_places_of_their_own(start_broker, restart):
     broker = start_broker(**SMALL)

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -64,7 +67,13 @@ class IndexMachine(RuleBasedStateMachine):
             if has_wildcard(filter):
                 levels = tuple(level for level in filter.split(b"/") if level != b"#")
                 paths.update(levels[: depth + 1] for depth in range(len(levels)))
-        assert self.index.nodes() == len(paths)
+        assert self.index.nodes() <= len(paths)
+
+    def teardown(self) -> None:
+        for filter, key in self.entries:
+            assert self.index.remove(filter, key)
+        assert self.index.nodes() == 1
+        assert len(self.index) == 0
 
 
 @pytest.mark.req("S0.1")
@@ -117,6 +126,48 @@ def test_the_cost_of_a_match_does_not_grow_with_the_number_of_subscriptions() ->
 
 
 @pytest.mark.attack("A13")
+def test_a_topic_of_few_levels_is_matched_in_few_visits_whatever_is_subscribed_to() -> None:
+    """Each level of the topic at most doubles the paths that fit: the literal one and `+`."""
+    index: SubscriptionIndex[int, int] = SubscriptionIndex()
+    for i, levels in enumerate(itertools.product([b"a", b"b", b"+"], repeat=8)):
+        index.add(b"/".join([*levels, b"#"]), i, i)
+    for depth in range(1, 9):
+        before = index.visits
+        index.match(b"/".join([b"a"] * depth))
+        assert index.visits - before <= 2 ** (depth + 1)
+
+
+class Counted:
+    """A key that counts how often it is compared with others."""
+
+    compared = 0
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return isinstance(other, Counted) and self.number == other.number
+
+
+@pytest.mark.parametrize("filter", [b"a/b", b"a/+", b"a/#"])
+def test_joining_and_leaving_a_filter_looks_at_none_of_the_others_that_have_it(filter: bytes) -> None:
+    index: SubscriptionIndex[Counted, int] = SubscriptionIndex()
+    count = 2_000
+    Counted.compared = 0
+    for number in range(count):
+        index.add(filter, Counted(number), number)
+    assert len(index) == count
+    for number in range(count):
+        assert index.remove(filter, Counted(number))
+    assert len(index) == 0
+    assert Counted.compared <= 4 * count
+
+
+@pytest.mark.attack("A13")
 def test_filters_in_all_combinations_cost_no_more_than_the_branches_that_are_there() -> None:
     index: SubscriptionIndex[int, int] = SubscriptionIndex()
     depth = 10
@@ -131,6 +182,21 @@ def test_filters_in_all_combinations_cost_no_more_than_the_branches_that_are_the
         index.add(b"+/" * i + b"#", i, i)
     assert len(index.match(b"/".join([b"a"] * 128))) == 127
     assert index.visits <= 2 * 128
+
+
+@pytest.mark.attack("A13")
+def test_deep_filters_cost_about_two_visits_each_and_not_one_for_each_level() -> None:
+    index: SubscriptionIndex[int, int] = SubscriptionIndex()
+    depth = 60
+    count = 0
+    for one, other in itertools.combinations(range(depth), 2):
+        levels = [b"+"] * depth
+        levels[one] = levels[other] = b"a"
+        index.add(b"/".join([*levels, b"x"]), count, count)
+        count += 1
+    assert index.match(b"/".join([b"a"] * (depth + 1))) == []
+    assert index.visits <= 3 * count
+    assert len(index.match(b"/".join([b"a"] * depth + [b"x"]))) == count
 
 
 @pytest.mark.attack("A13")
@@ -163,3 +229,41 @@ def test_when_deep_filters_are_gone_matching_is_as_cheap_as_before() -> None:
     assert index._depths == [0, 1]  # how deep a topic is split
     assert index.match(b"a/" * 100) == ["found"]
     assert index.visits <= 3
+
+
+def instructions(work: Callable[[], object]) -> int:
+    """How many of Python's instructions are carried out: work without a clock, whoever does it."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def filled(size: int) -> SubscriptionIndex[int, int]:
+    """Filters of which few match any one topic."""
+    index: SubscriptionIndex[int, int] = SubscriptionIndex()
+    for number in range(size // 4):
+        for filter in (b"site/%d/state", b"site/%d/+", b"site/%d/#", b"+/%d/state/+"):
+            index.add(filter % number, number, number)
+    return index
+
+
+@pytest.mark.req("S0.1")
+@pytest.mark.parametrize("topic", [b"site/7/state", b"site/7/other/deeper", b"elsewhere", b"site/none/state"])
+def test_matching_takes_as_many_instructions_among_a_hundred_thousand_filters_as_among_a_hundred(topic: bytes) -> None:
+    few, many = filled(100), filled(100_000)
+    assert sorted(few.match(topic)) == sorted(many.match(topic))
+    among_few = instructions(lambda: few.match(topic))
+    among_many = instructions(lambda: many.match(topic))
+    assert 0 < among_many <= 2 * among_few

@@ -7,11 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from topic_strategies import filters, topics
 
-from tidegate.errors import ProtocolViolation, Refused
+from tidegate.errors import MalformedPacket, PeerError, ProtocolViolation, Refused
 from tidegate.router import (
     ParsedFilter,
     Start,
     check_filter,
+    check_form,
     check_topic,
     has_wildcard,
     literal_prefix,
@@ -26,10 +27,23 @@ NOT_UTF8 = [b"\xff", b"a/\xc3", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80
 
 
 def refusal(filter: bytes) -> str:
+    """Why this broker declines a filter that the standard allows."""
+    check_form(filter)
     with pytest.raises(Refused) as refused:
         parse(filter)
     assert refused.value.reason == 0x8F
     return str(refused.value)
+
+
+def malformation(filter: bytes) -> str:
+    """Why the standard forbids a filter: said in SUBSCRIBE and UNSUBSCRIBE alike."""
+    with pytest.raises(MalformedPacket) as subscribing:
+        parse(filter)
+    with pytest.raises(MalformedPacket) as unsubscribing:
+        check_form(filter)
+    assert subscribing.value.reason == unsubscribing.value.reason == 0x81
+    assert str(subscribing.value) == str(unsubscribing.value)
+    return str(subscribing.value)
 
 
 # --- topics ---------------------------------------------------------------------------------------
@@ -44,9 +58,7 @@ def test_a_well_formed_topic_passes(topic: bytes) -> None:
 
 @pytest.mark.attack("A8")
 @pytest.mark.parametrize(
-    "topic",
-    [b"", b"a\0b", b"a/+", b"a+", b"#", b"a/#/b", b"x" * 65_536, *NOT_UTF8],
-    ids=lambda topic: repr(topic[:9]),
+    "topic", [b"a/+", b"a+", b"#", b"a/#/b", "é/+".encode()], ids=lambda topic: repr(topic[:9])
 )
 def test_a_bad_topic_is_a_violation_with_its_own_reason(topic: bytes) -> None:
     with pytest.raises(ProtocolViolation) as violation:
@@ -54,12 +66,22 @@ def test_a_bad_topic_is_a_violation_with_its_own_reason(topic: bytes) -> None:
     assert violation.value.reason == 0x90
 
 
+@pytest.mark.parametrize(
+    "topic", [b"", b"a\0b", b"a\0/#", b"x" * 65_536, *NOT_UTF8], ids=lambda topic: repr(topic[:9])
+)
+def test_what_is_no_topic_name_is_malformed(topic: bytes) -> None:
+    """[MQTT-4.7.3-1], [MQTT-4.7.3-2], [MQTT-4.7.3-3], [MQTT-1.5.4-1]"""
+    with pytest.raises(MalformedPacket) as malformed:
+        check_topic(topic)
+    assert malformed.value.reason == 0x81
+
+
 @pytest.mark.attack("A8")
 @given(st.binary(max_size=20))
 def test_any_bytes_are_a_topic_or_a_violation(topic: bytes) -> None:
     try:
         check_topic(topic)
-    except ProtocolViolation:
+    except PeerError:
         return
     text = topic.decode()
     assert text
@@ -111,9 +133,26 @@ def test_a_well_formed_filter_passes(filter: bytes) -> None:
     ids=lambda filter: repr(filter[:9]),
 )
 def test_a_bad_filter_is_refused_with_its_own_reason(filter: bytes) -> None:
-    with pytest.raises(Refused) as refused:
+    """[MQTT-4.7.1-1], [MQTT-4.7.1-2], [MQTT-4.7.3-1], [MQTT-4.7.3-2], [MQTT-1.5.4-1]"""
+    with pytest.raises(MalformedPacket) as malformed:
         check_filter(filter)
-    assert refused.value.reason == 0x8F
+    assert malformed.value.reason == 0x81
+    assert malformation(filter) == str(malformed.value)
+
+
+@given(st.text(alphabet="a/+#é\n", min_size=1, max_size=8))
+def test_wildcards_are_where_the_standard_wants_them_or_the_filter_is_malformed(text: str) -> None:
+    levels = text.split("/")
+    whole = all(level in ("+", "#") or not set(level) & set("+#") for level in levels)
+    if whole and "#" not in levels[:-1]:
+        check_form(text.encode())
+    else:
+        malformation(text.encode())
+
+
+def test_a_malformed_filter_is_malformed_however_deep_it_is() -> None:
+    with pytest.raises(MalformedPacket):
+        check_filter(b"a/" * 200 + b"b#")
 
 
 @pytest.mark.attack("A13")
@@ -222,10 +261,18 @@ def test_a_shared_filter_is_a_group_and_a_filter(filter: bytes, group: bytes, re
         (b"$share/+/a", "wildcards"),
         (b"$share/g#/a", "wildcards"),
         (b"$share/\xff/a", "UTF-8"),
+        (b"$share/\0/a", "U+0000"),
         (b"$share/g/a#", "whole level"),
-        (b"$share/g/$share/h/a", "another"),
-        (b"$share/g/$replay/earliest/a", "`$replay`"),
+        (b"$share/g/#/a", "last level"),
     ],
+)
+def test_a_malformed_shared_filter_is_malformed_with_why(filter: bytes, why: str) -> None:
+    """[MQTT-4.8.2-1], [MQTT-4.8.2-2]"""
+    assert why in malformation(filter)
+
+
+@pytest.mark.parametrize(
+    ("filter", "why"), [(b"$share/g/$share/h/a", "another"), (b"$share/g/$replay/earliest/a", "`$replay`")]
 )
 def test_a_bad_shared_filter_is_refused_with_why(filter: bytes, why: str) -> None:
     assert why in refusal(filter)
@@ -255,13 +302,17 @@ def test_a_replay_filter_is_a_start_and_a_filter(start: bytes) -> None:
         (b"$replay/+/a", "allowed are"),
         (b"$replay/earliest", "needs a filter"),
         (b"$replay/earliest/", "needs a filter"),
-        (b"$replay/earliest/a#", "whole level"),
         (b"$replay/earliest/$share/g/a", "shared subscription cannot be replayed"),
         (b"$replay/earliest/$replay/earliest/a", "another"),
     ],
 )
 def test_a_bad_replay_filter_is_refused_with_why(filter: bytes, why: str) -> None:
     assert why in refusal(filter)
+
+
+@pytest.mark.parametrize("filter", [b"$replay/earliest/a#", b"$replay/yesterday/a#", b"$replay/earliest/#/a"])
+def test_a_replay_filter_that_the_standard_forbids_is_malformed(filter: bytes) -> None:
+    assert "level" in malformation(filter)
 
 
 def ms(*fields: int) -> int:
@@ -357,7 +408,7 @@ def test_any_start_is_understood_or_refused(start: bytes, now_ms: int) -> None:
 def test_any_filter_is_parsed_or_refused_and_what_is_parsed_is_well_formed(filter: bytes) -> None:
     try:
         parsed = parse(filter)
-    except Refused:
+    except (MalformedPacket, Refused):
         return
     check_filter(parsed.filter)
     assert filter.endswith(parsed.filter)

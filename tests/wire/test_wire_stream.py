@@ -119,11 +119,22 @@ def test_after_a_fault_nothing_is_buffered() -> None:
     assert stream.pending_bytes == 0
 
 
-def test_a_length_written_longer_than_needed_is_understood() -> None:
-    assert PacketStream(100).feed(b"\xc0\x80\x80\x00\x30\x83\x00\x00\x01a") == [
-        (0xC0, b""),
-        (0x30, b"\x00\x01a"),
-    ]
+@pytest.mark.parametrize("raw", [b"\xc0\x80\x00", b"\xc0\x80\x80\x00", b"\x30\x83\x80\x80\x00\x00\x01a"])
+@pytest.mark.parametrize("step", [1, 2, 8])
+def test_a_length_written_longer_than_needed_is_malformed(raw: bytes, step: int) -> None:
+    """[MQTT-1.5.5-1]"""
+    stream = PacketStream(100)
+    assert stream.feed(b"\xc0\x00") == [(0xC0, b"")]
+    with pytest.raises(MalformedPacket) as fault:
+        for at in range(0, len(raw), step):
+            stream.feed(raw[at : at + step])
+    assert fault.value.reason == 0x81
+    assert stream.pending_bytes == 0
+
+
+def test_a_length_whose_lower_bits_are_zero_is_not_longer_than_needed() -> None:
+    body = b"\x00\x01a" + bytes(125)
+    assert PacketStream(1_000).feed(b"\x30\x80\x01" + body) == [(0x30, body)]
 
 
 def test_every_vector_passes_byte_by_byte() -> None:

@@ -85,7 +85,6 @@ def test_the_version_to_answer_in_is_known_from_a_connect_that_cannot_be_decoded
     assert peek_version(b"\x00\x04MQTT") is None
 
 
-@pytest.mark.attack("B13")
 def test_secrets_are_not_in_the_repr() -> None:
     shown = repr(
         Connect(5, b"x", username=b"ann", password=b"s3cret", properties=Properties(auth_data=b"t0ken"))
@@ -146,6 +145,14 @@ def test_a_topic_that_is_too_long_is_not_encoded() -> None:
     with pytest.raises(ValueError, match="65536 bytes"):
         encode(Publish(b"a" * 65_536), 4)
     assert encode(Publish(b"a" * 65_535), 4)
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_client_id_may_fill_its_two_byte_length(version: int) -> None:
+    """1.5.4; [MQTT-3.1.3-5] demands 23 bytes and allows more."""
+    packet = Connect(version, b"n" * 65_535, True, 60)
+    first_byte, body = split(encode(packet, version))
+    assert decode(first_byte, body, 4) == packet
 
 
 @pytest.mark.attack("A10")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from packet_bytes import framed
 from tidegate.wire.packets import (
     Auth,
     Connack,
@@ -55,13 +56,6 @@ class Invalid:
     reason: int
     versions: tuple[int, ...] = V5
     attacks: tuple[str, ...] = ()
-
-
-def framed(first_byte: int, body: bytes) -> bytes:
-    """A packet of up to 16,383 bytes."""
-    size = len(body)
-    length = bytes((size,)) if size < 128 else bytes((size & 0x7F | 0x80, size >> 7))
-    return bytes((first_byte,)) + length + body
 
 
 def _h(text: str) -> bytes:
@@ -238,6 +232,29 @@ VALID = (
         _h("50090008 97051f00026e6f"),
         Pubrec(8, 0x97, Properties(reason_string=b"no")),
     ),
+    Valid(
+        "3.1 CONNECT with unused header flags",
+        _h("141500064d51497364700304003c000178000177000179"),
+        Connect(3, b"x", False, 60, Will(b"w", b"y")),
+        (3,),
+        canonical=False,
+    ),
+    Valid(
+        "3.1 CONNECT with a will of QoS 2, not clean",
+        _h("101500064d51497364700314003c000178000177000179"),
+        Connect(3, b"x", False, 60, Will(b"w", b"y", 2)),
+        (3,),
+    ),
+    Valid(
+        "3.1 CONNECT with will QoS and will retain but no will",
+        _h("100f00064d5149736470033a003c000178"),
+        Connect(3, b"x", True, 60),
+        (3,),
+        canonical=False,
+    ),
+    Valid("3.1 PUBACK with unused flags", _h("4f020001"), Puback(1), (3,), canonical=False),
+    Valid("3.1 PINGREQ with unused flags", _h("c200"), Pingreq(), (3,), canonical=False),
+    Valid("3.1 DISCONNECT with unused flags", _h("e200"), Disconnect(), (3,), canonical=False),
     Valid("3.1 PUBREL with DUP", _h("6a020001"), Pubrel(1), (3,), canonical=False),
     Valid(
         "3.1 SUBSCRIBE with DUP",
@@ -296,6 +313,9 @@ def publish(
 
 INVALID_CONNECTS = (
     Invalid("CONNECT with reserved header flags", b"\x11" + connect()[1:], 0x81, V5),
+    Invalid("3.1.1 CONNECT with reserved header flags", b"\x14" + connect(version=4)[1:], 0x81, (4,)),
+    Invalid("3.1.1 will QoS without a will", connect(0x12, version=4), 0x81, (4,)),
+    Invalid("3.1 will QoS 3", connect(0x1E, b"\x00\x01w\x00\x00", version=3), 0x81, (3,)),
     Invalid("unknown protocol name", framed(0x10, b"\x00\x04MQTX\x04\x02\x00\x3c\x00\x01x"), 0x84, ALL),
     Invalid("protocol level 6", framed(0x10, b"\x00\x04MQTT\x06\x02\x00\x3c\x00\x00\x01x"), 0x84, ALL),
     Invalid(
@@ -335,8 +355,15 @@ INVALID_CONNECTS = (
     Invalid("PUBLISH property in CONNECT", connect(properties=b"\x01\x01"), 0x81),
     Invalid("property cut off", connect(properties=b"\x11\x00\x00"), 0x81),
     Invalid("will topic with a wildcard", will(b"", b"a/#"), 0x90, V5, ("A8", "A10")),
-    Invalid("will topic empty", will(b"", b""), 0x90, V5, ("A8", "A10")),
-    Invalid("3.1.1 will topic with a wildcard", will(b"", b"a/+", 4), 0x90, (4,), ("A8",)),
+    Invalid("will topic empty", will(b"", b""), 0x82, V5, ("A8", "A10")),
+    Invalid("will topic with NUL", will(b"", b"a\x00b"), 0x81, V5, ("A8", "A10")),
+    Invalid("will topic that is not UTF-8", will(b"", b"a\xff"), 0x81, V5, ("A8", "A10")),
+    Invalid("3.1 will topic with a wildcard", will(b"", b"a/#", 3), 0x82, (3,), ("A8",)),
+    Invalid("3.1.1 will topic with a wildcard", will(b"", b"a/+", 4), 0x82, (4,), ("A8",)),
+    Invalid("3.1.1 will topic empty", will(b"", b"", 4), 0x82, (4,), ("A8",)),
+    Invalid("3.1.1 will topic with NUL", will(b"", b"a\x00b", 4), 0x81, (4,), ("A8",)),
+    Invalid("3.1.1 will topic that is not UTF-8", will(b"", b"a\xff", 4), 0x81, (4,), ("A8",)),
+    Invalid("3.1.1 client id with NUL", connect(client_id=b"a\x00b", version=4), 0x81, (4,)),
     Invalid("will delay twice", will(b"\x18\x00\x00\x00\x01" * 2), 0x82, V5, ("A10",)),
     Invalid("will with a topic alias", will(b"\x23\x00\x01"), 0x81, V5, ("A10",)),
     Invalid("will with a subscription identifier", will(b"\x0b\x01"), 0x81, V5, ("A10",)),
@@ -344,6 +371,7 @@ INVALID_CONNECTS = (
     Invalid("will payload format 2", will(b"\x01\x02"), 0x82, V5, ("A10",)),
     Invalid("will content type not UTF-8", will(b"\x03\x00\x01\xff"), 0x81, V5, ("A10",)),
     Invalid("will response topic with a wildcard", will(b"\x08\x00\x01#"), 0x90, V5, ("A10",)),
+    Invalid("will response topic with NUL", will(b"\x08\x00\x01\x00"), 0x81, V5, ("A10",)),
     Invalid("will user property cut off", will(b"\x26\x00\x01k"), 0x81, V5, ("A10",)),
     Invalid(
         "will properties longer than the packet", connect(0x06, b"\x7f\x00\x01w\x00\x00"), 0x81, V5, ("A10",)
@@ -360,8 +388,9 @@ INVALID_PUBLISHES = (
     Invalid("PUBLISH without a body", framed(0x30, b""), 0x81, ALL, ("A8",)),
     Invalid("empty topic", publish(b""), 0x82, V5, ("A8",)),
     Invalid("3.x empty topic", publish(b"", version=4), 0x90, V3, ("A8",)),
-    Invalid("topic with NUL", publish(b"a\x00b"), 0x90, V5, ("A8",)),
-    Invalid("3.x topic with NUL", publish(b"a\x00b", version=4), 0x90, V3, ("A8",)),
+    Invalid("topic with NUL", publish(b"a\x00b"), 0x81, V5, ("A8",)),
+    Invalid("3.x topic with NUL", publish(b"a\x00b", version=4), 0x81, V3, ("A8",)),
+    Invalid("topic with NUL and a wildcard", publish(b"a\x00/#"), 0x81, V5, ("A8",)),
     Invalid("topic with #", publish(b"a/#"), 0x90, V5, ("A8",)),
     Invalid("topic with +", publish(b"a/+/b"), 0x90, V5, ("A8",)),
     Invalid("3.x topic with +", publish(b"+", version=4), 0x90, V3, ("A8",)),
@@ -378,6 +407,7 @@ INVALID_PUBLISHES = (
     Invalid("subscription identifier 0", publish(b"a", b"\x0b\x00"), 0x82),
     Invalid("will delay in PUBLISH", publish(b"a", b"\x18\x00\x00\x00\x01"), 0x81),
     Invalid("response topic with a wildcard", publish(b"a", b"\x08\x00\x03r/#"), 0x90),
+    Invalid("response topic with NUL", publish(b"a", b"\x08\x00\x01\x00"), 0x81),
     Invalid("response topic empty", publish(b"a", b"\x08\x00\x00"), 0x90),
     Invalid("user property not UTF-8", publish(b"a", b"\x26\x00\x01k\x00\x01\xff"), 0x81),
     Invalid("user property with NUL", publish(b"a", b"\x26\x00\x01\x00\x00\x01v"), 0x81),
@@ -390,15 +420,15 @@ INVALID_PUBLISHES = (
 INVALID_OTHERS = (
     Invalid("packet type 0", _h("0000"), 0x81, ALL),
     Invalid("AUTH before 5.0", _h("f000"), 0x81, V3),
-    Invalid("PUBACK with reserved flags", _h("41020001"), 0x81, ALL),
-    Invalid("PUBREC with reserved flags", _h("52020001"), 0x81, ALL),
+    Invalid("PUBACK with reserved flags", _h("41020001"), 0x81, V311_AND_5),
+    Invalid("PUBREC with reserved flags", _h("52020001"), 0x81, V311_AND_5),
     Invalid("PUBREL without its flag", _h("60020001"), 0x81, ALL),
     Invalid("PUBREL with DUP", _h("6a020001"), 0x81, V311_AND_5),
-    Invalid("PUBCOMP with reserved flags", _h("71020001"), 0x81, ALL),
-    Invalid("PINGREQ with reserved flags", _h("c100"), 0x81, ALL),
+    Invalid("PUBCOMP with reserved flags", _h("71020001"), 0x81, V311_AND_5),
+    Invalid("PINGREQ with reserved flags", _h("c100"), 0x81, V311_AND_5),
     Invalid("PINGREQ with a body", _h("c00100"), 0x81, ALL),
     Invalid("PINGRESP with a body", _h("d00100"), 0x81, ALL),
-    Invalid("DISCONNECT with reserved flags", _h("e100"), 0x81, ALL),
+    Invalid("DISCONNECT with reserved flags", _h("e100"), 0x81, V311_AND_5),
     Invalid("3.x DISCONNECT with a body", _h("e00100"), 0x81, V3),
     Invalid("PUBACK packet id 0", _h("40020000"), 0x82, ALL),
     Invalid("PUBREC packet id 0", _h("50020000"), 0x82, ALL),
@@ -437,6 +467,13 @@ INVALID_OTHERS = (
     Invalid("UNSUBSCRIBE without a filter", framed(0xA2, b"\x00\x01\x00"), 0x82),
     Invalid("3.x UNSUBSCRIBE without a filter", framed(0xA2, b"\x00\x01"), 0x82, V3),
     Invalid("UNSUBSCRIBE with an empty filter", framed(0xA2, b"\x00\x01\x00\x00\x00"), 0x81),
+    Invalid("UNSUBSCRIBE with NUL", framed(0xA2, b"\x00\x01\x00\x00\x01\x00"), 0x81),
+    Invalid("UNSUBSCRIBE not UTF-8", framed(0xA2, b"\x00\x01\x00\x00\x01\xff"), 0x81),
+    Invalid("3.x SUBSCRIBE with NUL", framed(0x82, b"\x00\x01\x00\x01\x00\x00"), 0x81, V3),
+    Invalid("3.x SUBSCRIBE not UTF-8", framed(0x82, b"\x00\x01\x00\x01\xff\x00"), 0x81, V3),
+    Invalid(
+        "subscription identifier longer than it needs", framed(0x82, b"\x00\x01\x03\x0b\x81\x00\x00\x01a\x00"), 0x81
+    ),
     Invalid(
         "UNSUBSCRIBE with a subscription identifier", framed(0xA2, b"\x00\x01\x02\x0b\x01\x00\x01a"), 0x81
     ),

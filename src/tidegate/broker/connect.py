@@ -10,15 +10,15 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tidegate.broker import groups, timers
-from tidegate.broker.publish import publish
+from tidegate.broker import deadlines
+from tidegate.delivery.gate import Job
+from tidegate.delivery.tick import Kind
 from tidegate.errors import PeerError, ProtocolViolation, Refused
-from tidegate.limits import CLIENT_ID_BYTES_MAX
+from tidegate.limits import FILTERS_STEP
 from tidegate.router import check_topic
-from tidegate.session import changes
-from tidegate.session.flights import State
+from tidegate.session.flights import PUBRELS, State
 from tidegate.session.link import Link, Phase
-from tidegate.session.session import NEVER, Reader, Session, StoredWill
+from tidegate.session.session import DEFAULT_TENANT, Session, StoredWill
 from tidegate.wire import (
     NO_PROPERTIES,
     Auth,
@@ -29,7 +29,6 @@ from tidegate.wire import (
     Pingreq,
     Pingresp,
     Properties,
-    Pubrel,
     Reason,
     Will,
     connack_code_v3,
@@ -38,10 +37,6 @@ from tidegate.wire import (
 
 if TYPE_CHECKING:
     from tidegate.broker.core import Broker
-
-# Whose readers are those of sessions that have ended.
-NOBODY = Session(0, b"", b"", 0, 0)
-
 
 def on_connect(broker: Broker, link: Link, packet: Packet) -> None:
     assert isinstance(packet, Connect)
@@ -57,41 +52,76 @@ def on_connect(broker: Broker, link: Link, packet: Packet) -> None:
     assigned = not client_id
     if assigned:
         client_id = b"tg-" + secrets.token_hex(12).encode()
-    session = broker.sessions.get(client_id)
+    sessions = broker.sessions
+    session = sessions.get(client_id)
+    if session is not None and session.link is None:
+        sessions.look_at_absent(session)  # a timer may not have got to it yet
+        session = sessions.get(client_id)
+    replaces = session is not None and packet.clean_start and session.persistent
+    if replaces and not broker.storing.on:
+        raise Refused("the log takes no changes at the moment", reason=Reason.QUOTA_EXCEEDED)
     if session is not None and session.link is not None:
         broker.counters.takeovers += 1
+        broker.report("session.taken_over", {"client": client_id, "peer": link.peer})
         # The old connection's will is due now, unless the new one takes the session on before its delay is over.
-        broker.close(session.link, Reason.SESSION_TAKEN_OVER)
-        session = broker.sessions.get(client_id)  # a session that is not persistent ended with it
+        broker.close(session.link, Reason.SESSION_TAKEN_OVER, "taken over")
+        session = sessions.get(client_id)  # a session that is not persistent ended with it
     if session is not None and packet.clean_start:
-        remove(broker, session)
+        sessions.end(session, "clean start")
         session = None
+    broker.settle()  # wills that were due; who comes now finds them in the log
     present = session is not None
     expiry_s = _expiry(broker, packet)
     if session is None:
-        if len(broker.sessions) >= broker.config.mqtt.sessions_max:
+        if len(sessions) >= broker.config.mqtt.sessions_max:
             raise Refused("no room for another session", reason=Reason.QUOTA_EXCEEDED)
-        session = Session(next(broker.numbers), client_id, broker.tenant, expiry_s, broker.log.end)
-        broker.sessions[client_id] = session
+        session = Session(next(broker.numbers), client_id, DEFAULT_TENANT, expiry_s, list(broker.delivery.ends))
+        sessions.add(session)
+    broker.deadlines.returned(client_id)
     session.expiry_s = expiry_s
     session.will, session.will_at_s = will, 0.0
     session.expires_at_s = 0.0
     session.away_since_ms = 0
     _open(broker, link, packet, session, client_id)
-    record(broker, session, connected=True)
+    sessions.record(session)
     connack = _connack(broker, link, packet, session, present, assigned)
-    if link.packet_max and len(encode(connack, link.version)) > link.packet_max:
-        # What is so by default need not be said [MQTT-3.1.2-24].
-        told = replace(
-            connack.properties,
-            retain_available=None,
-            wildcard_available=None,
-            subscription_ids_available=None,
-            shared_available=None,
-        )
-        connack = replace(connack, properties=told)
-    broker.send(link, connack)
-    _resume(broker, link, session)
+    data = _fitting(broker, link, connack)
+    if data is None:
+        return
+    broker.counters.messages_sent += 1
+    if replaces:
+        link.outbox.hold(data)  # not before the end of the old session is stored; till then nothing else is heard
+
+        def answered() -> None:
+            link.greeted = True
+            _resume(broker, link, session)
+            broker.go_on(link)
+
+        broker.wait(link)
+        broker.post.tick.promise(Kind.CALL, link, answered)
+    else:
+        link.outbox.put(data)
+        link.greeted = True
+        broker.request_tick()
+        _resume(broker, link, session)
+
+
+def _fitting(broker: Broker, link: Link, connack: Connack) -> bytes | None:
+    """The CONNACK within what the client takes [MQTT-3.1.2-24]; None, and the connection is closed, if it cannot be."""
+    data = encode(connack, link.version)
+    limit = link.outbox.packet_max
+    if not limit or len(data) <= limit:
+        return data
+    # What is so by default need not be said.
+    told = replace(
+        connack.properties,
+        retain_available=None,
+        wildcard_available=None,
+        subscription_ids_available=None,
+        shared_available=None,
+    )
+    connack = replace(connack, properties=told)
+    return broker.fitting(link, connack) if len(encode(connack, 5)) > limit else encode(connack, 5)
 
 
 def _authenticate(packet: Connect) -> None:
@@ -103,10 +133,9 @@ def _authenticate(packet: Connect) -> None:
 def _admit(broker: Broker, packet: Connect) -> None:
     if broker.closing:
         raise Refused("the broker is shutting down", reason=Reason.SERVER_SHUTTING_DOWN)
-    if len(packet.client_id) > CLIENT_ID_BYTES_MAX:
-        raise Refused(
-            f"client id of more than {CLIENT_ID_BYTES_MAX} bytes", reason=Reason.CLIENT_ID_NOT_VALID
-        )
+    longest = broker.config.mqtt.client_id_bytes_max
+    if len(packet.client_id) > longest:
+        raise Refused(f"client id of more than {longest} bytes", reason=Reason.CLIENT_ID_NOT_VALID)
 
 
 def _will(broker: Broker, will: Will) -> StoredWill:
@@ -114,6 +143,9 @@ def _will(broker: Broker, will: Will) -> StoredWill:
         check_topic(will.topic)
         if will.topic.startswith(b"$"):
             raise Refused("topics that begin with $ belong to the broker", reason=Reason.TOPIC_NAME_INVALID)
+        if will.topic.count(b"/") >= broker.config.mqtt.topic_levels_max:
+            most = broker.config.mqtt.topic_levels_max
+            raise Refused(f"topic has more than {most} levels", reason=Reason.TOPIC_NAME_INVALID)
     except PeerError as error:
         raise Refused(f"will: {error}", reason=Reason.TOPIC_NAME_INVALID) from error
     if will.properties.payload_format == 1 and broker.config.mqtt.check_payload_format:
@@ -144,22 +176,30 @@ def _open(broker: Broker, link: Link, packet: Connect, session: Session, client_
     asked = packet.properties
     link.phase = Phase.OPEN
     link.client_id = client_id
+    link.tenant = session.tenant
+    link.routes = broker.table.routes
     link.session = session
-    link.seen_s = link.connected_at_s = link.ack_seen_s = broker.now_s
+    link.seen_s = link.connected_at_s = broker.now_s
     link.problem_info = asked.request_problem_info is not False
-    link.window = min(asked.receive_maximum or (65535 if link.v5 else config.inflight_max), config.inflight_max)
-    link.packet_max = asked.maximum_packet_size or 0
     link.aliases_in_max = config.topic_alias_maximum if link.v5 else 0
-    link.aliases_out_max = min(asked.topic_alias_maximum or 0, config.topic_alias_out_maximum)
-    link.simple = not link.packet_max and not link.aliases_out_max
+    link.outbox.open(
+        session,
+        window=min(asked.receive_maximum or (65535 if link.v5 else config.inflight_max), config.inflight_max),
+        packet_max=asked.maximum_packet_size or 0,
+        aliases_max=min(asked.topic_alias_maximum or 0, config.topic_alias_out_maximum),
+        now_s=broker.now_s,
+    )
     link.keep_alive_s = packet.keep_alive
     if link.v5 and config.keep_alive_max_s and not 0 < packet.keep_alive <= config.keep_alive_max_s:
         link.keep_alive_s = config.keep_alive_max_s
     session.link = link
-    broker.links.add(link)
+    links = broker.sessions.links
+    links.add(link)
     broker.counters.connects += 1
-    broker.counters.clients_max = max(broker.counters.clients_max, len(broker.links))
-    timers.watch(broker, link)
+    broker.counters.clients_max = max(broker.counters.clients_max, len(links))
+    deadlines.watch(broker, link)
+    about = {"client": client_id, "peer": link.peer, "version": link.version, "keep_alive_s": link.keep_alive_s}
+    broker.report("client.connected", about)
 
 
 def _connack(
@@ -189,135 +229,63 @@ def _connack(
 
 def _resume(broker: Broker, link: Link, session: Session) -> None:
     """Hand over what was in flight, then what was missed (S0.12, S0.19)."""
-    dispatcher = broker.dispatcher
-    session.live_from = broker.log.end
-    again = []
-    if session.flights is not None:
-        for flight in session.flights.queue:
+    if link.session is not session:
+        return
+    session.live_from = tuple(broker.delivery.ends)
+    job = _attach(broker, link, session)
+    if next(job, None) is not None:
+        broker.gate.add(job)
+
+
+def _attach(broker: Broker, link: Link, session: Session) -> Job:
+    """Routes lead to the session again, some filters at a time; then its readers go on."""
+    for number, subscription in enumerate(list(session.subscriptions.values()), 1):
+        broker.table.changed(subscription.pattern)
+        if number % FILTERS_STEP == 0:
+            yield FILTERS_STEP // 4
+            if link.session is not session:
+                return
+    delivery = broker.delivery
+    reader = session.reader
+    flights = session.flights
+    to_send = False
+    if flights is not None:
+        for flight in flights:
             if flight.state is State.RELEASED:
-                broker.hold(link, Pubrel(flight.pid))
-                link.on_wire += flight.count
-            elif flight.state is State.SENT:
-                again.append(flight)
-    for reader in readers(session):
-        reader.live = reader.blocked = False
-        reader.targets = None
-    session.reader.resend = again or None
-    if not again and session.reader.cursor >= broker.log.end:
-        session.reader.live = True
-    broker.table.session_changed(session)
-    for reader in readers(session):
-        dispatcher.queue(reader)
-    groups.attend(broker, session)
-
-
-def readers(session: Session) -> list[Reader]:
-    """The session's own readers: the main one, and those of its $replay subscriptions."""
-    own = [session.reader]
-    own += [s.reader for s in session.subscriptions.values() if s.reader is not None and s.reader.session is session]
-    return own
-
-
-# ── the end of a connection ──
-
-
-def leave(broker: Broker, link: Link, *, send_will: bool) -> None:
-    """Part a connection from its session: the session stays, or ends with it."""
-    broker.links.discard(link)
-    broker.throttled.discard(link)
-    session, link.session = link.session, None
-    if session is None or session.link is not link:
-        return
-    broker.settle()
-    end = broker.log.end
-    for reader in readers(session):
-        if reader.live:
-            reader.cursor = end
-        reader.live = reader.blocked = False
-        if reader.subscription is not None:
-            broker.moved.add(reader)
-        broker.catch_up.release(reader)
-    link.waiting.clear()
-    link.retained_streams = None
-    session.link = None
-    groups.absent(broker, session)
-    broker.table.session_changed(session)
-    session.away_since_ms = broker.now_ms
-    if not send_will:
-        session.will = None
-    persistent = session.persistent
-    if session.will is not None:
-        delay_s = min(session.will.delay_s, session.expiry_s)
-        if delay_s:
-            session.will_at_s = broker.now_s + delay_s
-        else:
-            send_will_of(broker, session)
-    if not persistent:
-        remove(broker, session)
-        return
-    session.expires_at_s = broker.now_s + session.expiry_s if session.expiry_s != NEVER else 0.0
-    session.rest()
-    record(broker, session, connected=False)
-    timers.watch_absent(broker, session)
-
-
-def send_will_of(broker: Broker, session: Session) -> None:
-    will, session.will, session.will_at_s = session.will, None, 0.0
-    if will is None:
-        return
-    broker.counters.wills_sent += 1
-    publish(
-        broker, will.topic, will.payload, will.qos, will.retain, session.client_id, will.properties, will.expiry_s
-    )
-    if broker.sessions.get(session.client_id) is session:
-        record(broker, session, connected=session.link is not None)
-
-
-def remove(broker: Broker, session: Session) -> None:
-    """End a session: its subscriptions, its flights, its name. A will still pending is sent now [MQTT-3.1.3-9]."""
-    if session.will is not None and session.link is None:
-        send_will_of(broker, session)
-    broker.settle()
-    for subscription in session.subscriptions.values():
-        broker.table.unsubscribe(subscription)
-        groups.left(broker, subscription)
-    for reader in readers(session):
-        broker.moved.discard(reader)
-        reader.session = NOBODY  # no circle is left for the garbage collector, which seldom looks
-    session.subscriptions = {}
-    del broker.sessions[session.client_id]
-    broker.change(changes.gone(session.number))
-
-
-def record(broker: Broker, session: Session, connected: bool) -> None:
-    link = session.link
-    broker.change(
-        changes.session(
-            session.number,
-            connected,
-            link.version if link is not None else 0,
-            session.expiry_s,
-            session.away_since_ms,
-            broker.dispatcher.position(session.reader),
-            session.client_id,
-            session.tenant,
-            session.will,
-        )
-    )
+                link.outbox.hold(PUBRELS[4 * flight.pid : 4 * (flight.pid + flight.count)])
+                link.outbox.used += flight.count
+            else:
+                to_send = True
+    if to_send and flights is not None:
+        reader.again, reader.again_end = 0, flights.next_number
+        delivery.resend(reader)
+    else:
+        delivery.attach(reader)
+    for own in session.own_readers or ():
+        delivery.attach(own)
+    broker.groups.attend(session)
+    broker.retaining.go_on(link)
 
 
 # ── the smaller packets ──
 
 
-def refuse(broker: Broker, link: Link, reason: int, why: str) -> None:
+def refuse(broker: Broker, link: Link, error: PeerError) -> None:
     """A CONNECT that is not accepted: a CONNACK with the reason, where the client can understand one."""
-    # A 3.x client understands five reasons only; for the rest the connection is just closed. So it is when the
-    # first packet is too large to be looked at: it may not even be a CONNECT.
-    silent = (Reason.MALFORMED_PACKET, Reason.PROTOCOL_ERROR, Reason.PACKET_TOO_LARGE)
+    # A 3.x client understands five reasons only; for the rest, and for what is not a CONNECT as it should be
+    # [MQTT-3.1.4-1], the connection is just closed. So it is when the first packet is too large to be looked at.
+    reason = error.reason
+    silent = (Reason.MALFORMED_PACKET, Reason.PROTOCOL_ERROR, Reason.PACKET_TOO_LARGE, Reason.TOPIC_NAME_INVALID)
+    about = {"client": link.client_id, "peer": link.peer, "reason": f"0x{reason:02X}", "why": str(error)}
+    broker.report("client.refused", about)
     if link.v5 or (connack_code_v3(reason) and reason not in silent):
-        properties = Properties(reason_string=why.encode()) if link.v5 else NO_PROPERTIES
-        broker.dispatcher.send(link, encode(Connack(False, reason, properties), link.version))
-    broker.links.discard(link)
+        properties = Properties(reason_string=str(error).encode()) if link.v5 else NO_PROPERTIES
+        limit = link.outbox.packet_max
+        data = encode(Connack(False, reason, properties), link.version)
+        if limit and len(data) > limit:
+            data = encode(Connack(False, reason), link.version)  # [MQTT-3.2.2-19]
+        if not limit or len(data) <= limit:
+            link.outbox.put(data)
     broker.shut(link)
 
 
@@ -338,7 +306,8 @@ def on_disconnect(broker: Broker, link: Link, packet: Disconnect) -> None:
             raise ProtocolViolation("session expiry cannot be set at DISCONNECT if it was 0")  # [MQTT-3.14.2-2]
         session.expiry_s = min(expiry_s, broker.config.mqtt.session_expiry_max_s)
     # Only a normal disconnection takes the will back [MQTT-3.1.2-8], [MQTT-3.14.4-3].
-    leave(broker, link, send_will=packet.reason != Reason.NORMAL_DISCONNECTION)
+    send_will = packet.reason != Reason.NORMAL_DISCONNECTION
+    broker.sessions.leave(link, send_will=send_will, why="client disconnected", reason=packet.reason)
     broker.shut(link)
 
 

@@ -8,23 +8,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tidegate.broker import connect, timers
-from tidegate.broker.publish import retained_record
-from tidegate.broker.subscribe import record_of
+from tidegate.broker import deadlines, state
+from tidegate.delivery.gate import Job
+from tidegate.delivery.group import Group
 from tidegate.errors import StorageError
-from tidegate.limits import SNAPSHOT_CHANGES_BYTES, SNAPSHOT_STEP
+from tidegate.limits import PARTITION_SHIFT, SNAPSHOT_CHANGES_BYTES
 from tidegate.log.retention import plan
 from tidegate.log.segment import SegmentFacts
 from tidegate.ports.commitlog import Snapshot
 from tidegate.session import changes
-from tidegate.session.flights import State
-from tidegate.session.session import Reader, Session
+from tidegate.session.reader import AWAY, Reader
 
 if TYPE_CHECKING:
     from tidegate.broker.core import Broker
 
-TOPICS_PER_STEP = 200
-SESSIONS_PER_STEP = 5000
+TOPICS_PER_STEP = 128
+SESSIONS_PER_STEP = 1000
+
+# A client that acknowledges in an odd order leaves many gaps: those of so many are written once a second only.
+GAPS_MANY = 256
+
+# Messages in flight to all members of a group, up to which what they acknowledged beyond a gap is written down.
+GROUP_FLIGHTS_MAX = 1024
 
 
 class Housekeeping:
@@ -32,11 +37,10 @@ class Housekeeping:
         self.broker = broker
         self._snapshot: Snapshot | None = None
         self._state: Iterator[list[bytes]] | None = None
-        self._snapshot_at = broker.log.end
         self._snapshot_s = broker.now_s  # when the last one began
         self._snapshot_pause_s: float = broker.config.log.clean_interval_s
         self._retention_s = broker.now_s
-        self._trimming: Iterator[None] | None = None
+        self._trimming = False
 
     @property
     def busy(self) -> bool:
@@ -47,52 +51,91 @@ class Housekeeping:
         self.write_positions()
         if self._state is not None:
             self._continue_snapshot()
-        if self._trimming is not None:
-            next(self._trimming, None)
+        self.broker.delivery.ask_again()
+
+    def deadlines(self) -> bool:
+        """Judge what is due; whether there is more. Reads that have arrived come first, so the server calls it once it
+        has taken them."""
+        return deadlines.run(self.broker)
 
     def each_second(self) -> None:
         broker = self.broker
-        timers.run(broker)
-        if broker.retained.due(broker.now_ms):
-            for message in broker.retained.expire(broker.now_ms):
-                broker.change(changes.unretained(message.topic))
-        self._mind_the_archive()
-        if not broker.storing:
-            broker.request_tick()  # try again whether there is room now
-        if broker.now_s - self._retention_s >= broker.config.log.clean_interval_s and self._trimming is None:
+        broker.retaining.expire()
+        for outbox in list(broker.post.stuck):
+            outbox.look()
+        broker.room.look()
+        broker.storing.retry()  # is there room now?
+        if broker.now_s - self._retention_s >= broker.config.log.clean_interval_s and not self._trimming:
             self._retention_s = broker.now_s
-            self._trimming = self._trim()
-        if broker.changes_bytes > SNAPSHOT_CHANGES_BYTES:
+            self._trimming = True
+            broker.gate.add(self._trim())
+        if broker.storing.changes_bytes > SNAPSHOT_CHANGES_BYTES:
             self.start_snapshot()
 
     # ── positions ──
 
-    def write_positions(self) -> None:
-        """Positions that moved since the last time. What a crash loses of this is sent again, never skipped."""
+    def write_positions(self, *, last: bool = False) -> None:
+        """Positions that moved since the last time. What a crash loses of this is sent again, never skipped.
+
+        `last`: there is no later."""
         broker = self.broker
-        if not broker.moved:
+        delivery = broker.delivery
+        moved = delivery.moved
+        if not moved or not broker.storing.on:
             return
-        position = broker.dispatcher.position
-        pairs = []
-        for _ in range(min(len(broker.moved), SESSIONS_PER_STEP)):
-            reader = broker.moved.pop()
+        pairs: list[tuple[int, int]] = []
+        later: list[Reader] = []
+        for _ in range(min(len(moved), SESSIONS_PER_STEP)):
+            reader = moved.pop()
             if reader.session is not None and not reader.session.persistent:
                 continue
-            now_at = position(reader)
-            if reader.skip is not None:
-                reader.skip = {skipped for skipped in reader.skip if skipped >= now_at} or None
-            if now_at != reader.floor:
-                reader.floor = now_at
-                pairs.append((reader.number, now_at))
+            now_at = delivery.positions(reader)
+            pairs += [
+                (reader.number, position)
+                for position, before in zip(now_at, reader.written, strict=True)
+                if position != before
+            ]
+            reader.written = now_at
+            if isinstance(reader, Group):
+                self._forget_skipped(reader, now_at)
+            if not self._write_gaps(reader, now_at, last):
+                later.append(reader)
+        moved.update(later)
         if pairs:
             broker.change(changes.positions(pairs))
+
+    def _write_gaps(self, reader: Reader, positions: tuple[int, ...], last: bool) -> bool:
+        """What the client acknowledged beyond a gap is not sent to it again after a restart (S4.5)."""
+        if isinstance(reader, Group):
+            # Its members' flights lie between each other: looked at only where they are few.
+            begun = [m.session.flights.unfinished for m in reader.members if m.session.flights is not None]
+            if sum(begun) > GROUP_FLIGHTS_MAX:
+                return True
+        else:
+            flights = reader.session.flights if reader.session is not None else None
+            if flights is None or flights.contiguous:
+                return True
+        found = self.broker.delivery.finished_above(reader, positions)
+        if not found or found == reader.noted:
+            return True
+        if len(found) > GAPS_MANY and self.broker.now_s - reader.noted_s < 1.0 and not last:
+            return False
+        reader.noted, reader.noted_s = found, self.broker.now_s
+        self.broker.change(changes.acked(reader.number, found))
+        return True
+
+    def _forget_skipped(self, group: Group, positions: tuple[int, ...]) -> None:
+        if group.skip is not None:
+            for partition, position in enumerate(positions):
+                group.skip.forget_below(position, partition << PARTITION_SHIFT)
+            group.skip = group.skip if group.skip else None
 
     # ── snapshots ──
 
     def start_snapshot(self) -> None:
         broker = self.broker
         early = broker.now_s - self._snapshot_s < self._snapshot_pause_s
-        if early or self._state is not None or self._snapshot is not None:
+        if early or self._state is not None or self._snapshot is not None or not broker.storing.may_write:
             return
         self._snapshot_s = broker.now_s
         broker.flush()
@@ -101,8 +144,8 @@ class Housekeeping:
         except StorageError as error:
             broker.report("snapshot.failed", {"error": str(error)})
             return
-        broker.changes_bytes = 0
-        self._state = state_records(broker)
+        broker.storing.changes_bytes = 0
+        self._state = state.all_records(broker)
 
     def _continue_snapshot(self) -> None:
         assert self._snapshot is not None and self._state is not None
@@ -118,7 +161,7 @@ class Housekeeping:
             self._snapshot = self._state = None
             broker.report("snapshot.failed", {"error": str(error)})
             return
-        if broker.dispatcher.changes or broker.log.stored < broker.ticket:
+        if broker.post.tick or not broker.storing.idle:
             return  # … and stored, before it counts: else after a crash it would know of what never was
         self._state = None
         self._snapshot.commit(self._snapshot_done)
@@ -133,26 +176,18 @@ class Housekeeping:
 
     # ── retention ──
 
-    def _mind_the_archive(self) -> None:
-        """What is not in the lake yet is never let go: above the hard limit the log stops growing until it is."""
-        broker = self.broker
-        archived = broker.archived
-        segments = broker.log.segments() if archived is not None else []
-        full = ""
-        if archived is not None and len(segments) > 1 and segments[0].sequence >= archived.segment:
-            size, most = sum(segment.bytes for segment in segments), broker.config.log.hard_bytes
-            if size > most:
-                full = f"the log may hold {most} bytes (log.hard_bytes), and the pipeline has not archived its oldest"
-        if bool(full) != bool(broker.full):
-            broker.limit(full)
+    def _trim(self) -> Job:
+        yield from self._trim_due()
+        self._trimming = False
 
-    def _trim(self) -> Iterator[None]:
+    def _trim_due(self) -> Job:
         """Let go of segments that are due and that nobody needs; above the hard limit, also of needed ones.
 
         Where there is an archive, only of what is in the lake; and then whether it is needed or not, if it can be read
         there."""
         broker = self.broker
         limits = broker.config.log
+        hard_bytes = broker.room.limit_bytes
         archived = broker.archived
         in_lake = archived is not None and archived.readable
         dropped: list[SegmentFacts] = []
@@ -163,7 +198,7 @@ class Housekeeping:
             broker.now_ms,
             retention_bytes=limits.retention_bytes,
             retention_ms=limits.retention_s * 1000,
-            hard_bytes=limits.hard_bytes,
+            hard_bytes=hard_bytes,
         ).drop
         for segment in due:
             if archived is not None and segment.sequence >= archived.segment:
@@ -177,11 +212,11 @@ class Housekeeping:
             needing: set[Reader] = set()
             for index, topic in enumerate(broker.log.topics(segment)):
                 self._add_needing(topic, segment, needing)
-                if needing and total <= limits.hard_bytes:
+                if needing and total <= hard_bytes:
                     break
                 if index % TOPICS_PER_STEP == TOPICS_PER_STEP - 1:
-                    yield
-            if needing and total <= limits.hard_bytes:
+                    yield 2 * TOPICS_PER_STEP
+            if needing and total <= hard_bytes:
                 break
             if needing:
                 broker.counters.dropped["needed, but the log was full"] += 1
@@ -189,122 +224,56 @@ class Housekeeping:
             yield from self._pass_by(segment, needing)
             dropped.append(segment)
             total -= segment.bytes
-            yield
+            yield TOPICS_PER_STEP
         if dropped:
             if in_lake:
                 yield from self._write_down_live()
             broker.log.drop(dropped)
+            broker.room.dropped(sum(segment.bytes for segment in dropped))
             broker.report("log.trimmed", {"segments": len(dropped), "floor": dropped[-1].end})
-        self._trimming = None
 
     def _add_needing(self, topic: bytes, segment: SegmentFacts, needing: set[Reader]) -> None:
         """Add the readers that still want messages of a topic in a segment."""
         broker = self.broker
+        delivery = broker.delivery
+        partition = segment.base >> PARTITION_SHIFT
         for subscription in broker.table.index.match(topic):
-            if not subscription.qos or not subscription.session.persistent:
+            session = subscription.session
+            if not subscription.qos or not session.persistent or session.ended:
                 continue
-            reader = subscription.reader or subscription.session.reader
-            if broker.dispatcher.position(reader) < segment.end and subscription.since < segment.end:
+            reader = subscription.reader or session.reader
+            if reader in needing:
+                continue
+            if delivery.positions(reader)[partition] < segment.end and subscription.since[partition] < segment.end:
                 needing.add(reader)
                 continue
-            flights = subscription.session.flights
-            begun = flights.lowest(reader) if flights is not None else None
+            begun = session.flights.lowest(reader, len(delivery.ends))[partition] if session.flights else None
             if begun is not None and begun < segment.end:
                 needing.add(reader)  # with QoS 2 for a group, whose position does not wait for it
 
-    def _write_down_live(self) -> Iterator[None]:
+    def _write_down_live(self) -> Job:
         """Positions of those who have everything, or after a crash they would look for it in the lake."""
-        broker = self.broker
-        for index, session in enumerate(list(broker.sessions.values())):
+        for index, session in enumerate(list(self.broker.sessions)):
             if index % SESSIONS_PER_STEP == SESSIONS_PER_STEP - 1:
-                yield
+                yield SESSIONS_PER_STEP // 4
             if session.reader.live and session.persistent:
-                broker.moved.add(session.reader)
+                self.broker.delivery.moved.add(session.reader)
 
-    def _pass_by(self, segment: SegmentFacts, needing: set[Reader]) -> Iterator[None]:
+    def _pass_by(self, segment: SegmentFacts, needing: set[Reader]) -> Job:
         """Nothing in the segment is for the others, read or not: the positions of absent ones move behind it."""
         broker = self.broker
-        for group in broker.groups.values():
-            if not group.live and not group.attended and group.cursor < segment.end and group not in needing:
-                group.cursor = segment.end
-                broker.moved.add(group)
-        for index, session in enumerate(list(broker.sessions.values())):
+        moved = broker.delivery.moved
+        partition = segment.base >> PARTITION_SHIFT
+        for group in broker.groups.all():
+            if group.standing is AWAY and group.cursors[partition] < segment.end and group not in needing:
+                group.cursors[partition] = segment.end
+                moved.add(group)
+        for index, session in enumerate(list(broker.sessions)):
             if index % SESSIONS_PER_STEP == SESSIONS_PER_STEP - 1:
-                yield
-            reader = session.reader
-            if not reader.live and session.link is None and reader.cursor < segment.end and reader not in needing:
-                reader.cursor = segment.end
-                broker.moved.add(reader)
-            elif reader.live and session.persistent:
-                broker.moved.add(reader)
-
-
-def state_records(broker: Broker) -> Iterator[list[bytes]]:
-    """The whole state as records, some hundred at a time."""
-    sessions = list(broker.sessions.values())
-    for start in range(0, len(sessions), SNAPSHOT_STEP):
-        records: list[bytes] = []
-        for session in sessions[start : start + SNAPSHOT_STEP]:
-            if broker.sessions.get(session.client_id) is session:
-                records += _session_records(broker, session)
-        if records:
-            yield records
-    for group in list(broker.groups.values()):
-        assert group.key is not None
-        yield [
-            changes.group(group.number, *group.key),
-            changes.positions([(group.number, broker.dispatcher.position(group))]),
-            *_skipped_records(broker, 0, group),
-        ]
-    scan = broker.retained.scan(b"#")
-    while not scan.done:
-        messages = scan.take(broker.now_ms, SNAPSHOT_STEP, SNAPSHOT_STEP)
-        if messages:
-            yield [retained_record(message) for message in messages]
-
-
-def _session_records(broker: Broker, session: Session) -> list[bytes]:
-    dispatcher = broker.dispatcher
-    position = dispatcher.position(session.reader)
-    records = [
-        changes.session(
-            session.number,
-            session.link is not None,
-            session.link.version if session.link is not None else 0,
-            session.expiry_s,
-            session.away_since_ms,
-            position,
-            session.client_id,
-            session.tenant,
-            session.will,
-        )
-    ]
-    own: list[tuple[int, int]] = []
-    for subscription in session.subscriptions.values():
-        records.append(record_of(subscription))
-        reader = subscription.reader
-        if reader is not None and reader.session is session:
-            own.append((reader.number, dispatcher.position(reader)))
-    if own:
-        records.append(changes.positions(own))
-    records += [changes.inbound(session.number, pid) for pid in session.inbound or ()]
-    if session.flights is not None:
-        for f in session.flights.queue:
-            if f.qos == 2 or not f.reader.number:
-                records.append(_flight_record(broker, session, f.reader, f.pid, f.qos, f.state, f.base))
-    for reader in connect.readers(session):
-        records += _skipped_records(broker, session.number, reader)
-    return records
-
-
-def _skipped_records(broker: Broker, number: int, reader: Reader) -> list[bytes]:
-    """Positions that were finished before a crash and that lie above the reader's own."""
-    floor = broker.dispatcher.position(reader)
-    return [changes.flight(number, reader.number, 0, 2, State.DONE, skipped, floor) for skipped in reader.skip or ()]
-
-
-def _flight_record(
-    broker: Broker, session: Session, reader: Reader, pid: int, qos: int, state: State, position: int
-) -> bytes:
-    floor = broker.dispatcher.position(reader) if reader.number else 0
-    return changes.flight(session.number, reader.number, pid, qos, state, position, floor)
+                yield SESSIONS_PER_STEP // 4
+            for reader in session.readers():
+                if reader.standing is AWAY and reader.cursors[partition] < segment.end and reader not in needing:
+                    reader.cursors[partition] = segment.end
+                    moved.add(reader)
+                elif reader.live and session.persistent:
+                    moved.add(reader)

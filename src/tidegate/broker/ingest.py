@@ -1,32 +1,48 @@
-"""The way in: all packets of a buffer in one loop over local variables.
+"""The way in: all packets of a buffer, in one loop over local variables, into the tick's columns.
 
-A plain PUBLISH with QoS 0 or 1, and a run of PUBACKs that come as expected, are handled here with a few slices each
-and no object per message; consecutive publishes to one topic become one run. Every other packet is decoded in full
-and goes to its handler. `tests/broker/test_fast_path.py` holds both ways to the same results.
+Every PUBLISH takes the same way, whatever its QoS, flags, properties or length: a few slices, and its entries in the
+columns. Packets that are alike but for content and packet id are recognised and taken as a block: the same columns,
+filled more quickly. Acknowledgements that come in order are compared with the bytes expected (`acks`). Any other packet
+is decoded in full and goes to its handler.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidegate.delivery.encode import KEY_V4_QOS0, KEY_V4_QOS1, KEY_V5_QOS0, KEY_V5_QOS1
-from tidegate.errors import MalformedPacket, ProtocolViolation, Refused
-from tidegate.limits import CONNECT_BYTES_MAX, TICK_BYTES_MAX, TICK_CHANGES_MAX
-from tidegate.log.run import Run
-from tidegate.session.flights import PUBACKS, State
+from tidegate.broker import acks, tracing
+from tidegate.delivery.encode import expiry_property, key_of
+from tidegate.delivery.tick import Kind, Stretch
+from tidegate.errors import MalformedPacket, PeerError, ProtocolViolation, Refused
+from tidegate.limits import CONNECT_BYTES_MAX, PROPERTY_BLOCKS_MAX, SPENT_MAX, TICK_BYTES_MAX, TICK_CHANGES_MAX
+from tidegate.log.run import NO_EXPIRY, NOT_KEPT, RETAIN
+from tidegate.router import check_topic
+from tidegate.session import changes
+from tidegate.session.flights import PIDS
 from tidegate.session.link import Link, Phase
+from tidegate.session.session import Session
+from tidegate.wire import Properties, Puback, Publish, Pubrec, Reason, read_properties
 
 if TYPE_CHECKING:
     from tidegate.broker.core import Broker
+    from tidegate.delivery.routes import Route
 
-PUBLISH_QOS0, PUBLISH_QOS1, PUBACK = 0x30, 0x32, 0x40
 NO_PID = b"\0\0"
+UTF8_PAYLOAD = 1
+PUBLISH_PACKET = 3  # the carrier of properties, for the wire
 
 # A tick of so few messages may be carried out at once, without waiting for what other connections have to say.
 HURRY_MESSAGES_MAX = 4
 
 # From how many packets of one length and topic on they are taken as a block.
-EQUALS_MIN = 8
+BLOCK_MIN = 8
+
+# Packet ids in their order, as columns.
+_HIGH, _LOW = b"".join(PIDS)[::2], b"".join(PIDS)[1::2]
+
+# The keys of encodings that a publisher's own bytes are, by (v5, QoS).
+_KEYS = {(v5, qos): key_of(v5, qos, False, b"") for v5 in (False, True) for qos in range(3)}
 
 
 def ingest(broker: Broker, link: Link, data: bytes) -> None:
@@ -34,6 +50,10 @@ def ingest(broker: Broker, link: Link, data: bytes) -> None:
     link.seen_s = broker.now_s
     broker.counters.bytes_received += len(data)
     rest = link.rest
+    if link.busy:
+        rest += data
+        link.more = 0  # to be looked at as soon as it has its turn
+        return
     if rest:
         rest += data
         if len(rest) < link.more:
@@ -42,296 +62,445 @@ def ingest(broker: Broker, link: Link, data: bytes) -> None:
         rest.clear()
     pos, end = 0, len(data)
     packets = 0
-    fast = broker.fast and link.phase is Phase.OPEN
-    while pos < end:
+    if link.trace:
+        tracing.received(broker, link, data)
+    while pos < end and not link.busy:
         first = data[pos]
-        if fast:
+        if link.phase is Phase.OPEN:
             began = pos
-            if first == PUBLISH_QOS1:
-                pos = _lone_publishes_qos1(broker, link, data, pos, end)
-                if pos == began:
-                    pos = _publishes_qos1(broker, link, data, pos, end)
-            elif first == PUBLISH_QOS0:
-                pos = _publishes_qos0(broker, link, data, pos, end)
-            elif first == PUBACK:
-                pos = _pubacks(broker, link, data, pos, end)
+            kind = first >> 4
+            if kind == PUBLISH_PACKET:
+                pos = _publishes(broker, link, data, pos, end)
+            elif 4 <= kind <= 7:
+                pos = acks.in_bulk(broker, link, data, pos, end)
+            if link.session is None:
+                return  # closed on the way: the log refuses
             if pos != began:
+                if broker.spent > SPENT_MAX and pos < end:
+                    broker.park(link)
                 continue
-        # The plain way: one packet, decoded in full.
-        size = shift = 0
-        at = pos + 1
-        while at < end:
-            byte = data[at]
-            at += 1
-            size |= (byte & 0x7F) << shift
-            if not byte & 0x80:
-                break
-            shift += 7
-            if shift == 28:
-                raise MalformedPacket("remaining length of more than four bytes")
-        else:
+        # One packet, decoded in full.
+        head = header(data, pos, end, broker.config.mqtt.packet_bytes_max if link.phase else CONNECT_BYTES_MAX)
+        if head is None or head[1] > end:
             break
-        after = at + size
-        limit = broker.packet_max if link.phase is Phase.OPEN else CONNECT_BYTES_MAX
-        if after - pos > limit:
-            raise Refused(f"packet of {after - pos} bytes, the limit is {limit}", reason=0x95)
-        if after > end:
-            break
+        at, after = head
         pos = after
         packets += 1
         broker.handle(link, first, data[at:after])
         if link.phase is Phase.CLOSED:
+            broker.counters.messages_received += packets
             return
-        fast = broker.fast and link.phase is Phase.OPEN
+        if broker.spent > SPENT_MAX and pos < end and not link.busy:
+            broker.park(link)
     if pos < end:
         rest += data[pos:]
-        link.more = _complete_at(rest)
+        link.more = 0 if link.busy else _complete_at(rest)
     if packets:
         broker.counters.messages_received += packets
-    if broker.pending_bytes > TICK_BYTES_MAX or len(broker.dispatcher.changes) > TICK_CHANGES_MAX:
+    tick = broker.post.tick
+    if tick.bytes > TICK_BYTES_MAX or len(tick.changes) > TICK_CHANGES_MAX:
         broker.flush()  # one wake-up of the event loop may bring many megabytes
-    elif broker.runs and not broker.ticking and not (broker.pending <= HURRY_MESSAGES_MAX and broker.hurry()):
-        broker.request_tick()
+    elif not broker.ticking and (tick.rows.payloads or tick.promises):
+        few = len(tick.rows.payloads) <= HURRY_MESSAGES_MAX
+        if not (few and broker.hurry()):
+            broker.request_tick()
 
 
-def _lone_publishes_qos1(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> int:
-    """Take plain QoS 1 publishes as long as none is followed by another for its topic: where they end.
+def header(data: bytes, pos: int, end: int, limit: int) -> tuple[int, int] | None:
+    """Where the body of the packet at `pos` begins and ends; None while that is not known."""
+    size = shift = 0
+    at = pos + 1
+    while at < end:
+        byte = data[at]
+        at += 1
+        size |= (byte & 0x7F) << shift
+        if not byte & 0x80:
+            if not byte and shift:
+                raise MalformedPacket("remaining length in more bytes than needed")  # [MQTT-1.5.5-1]
+            if at + size - pos > limit:
+                raise Refused(f"packet of {at + size - pos} bytes, the limit is {limit}", reason=0x95)
+            return at, at + size
+        shift += 7
+        if shift == 28:
+            raise MalformedPacket("remaining length of more than four bytes")
+    return None
 
-    Many devices on one connection, a bridge, a replay: each message is a run of its own, and the loop has no call
-    per message that it can do without. Returns `pos` itself if the first is not such a packet."""
-    routes = broker.table.routes
-    publisher, tenant, v5 = link.client_id, broker.tenant, link.v5
-    skip = 3 if v5 else 2  # the packet id, and for MQTT 5 the length of no properties
+
+class Meaning(NamedTuple):
+    """What a PUBLISH's properties say."""
+
+    passed_on: bytes
+    expiry: int
+    alias: int
+    text: bool  # the payload claims to be UTF-8
+    exact: bool  # subscribers get just these bytes, within a second
+
+
+def _publishes(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> int:
+    """Take the PUBLISH packets that follow each other from `pos` on: where they end.
+
+    Returns `pos` itself if the packet there is not complete, or so wrong that the decoder shall say how."""
     began = pos
-    runs: list[Run] = []
+    tick = broker.post.tick
+    rows = tick.rows
+    topics, payloads, cuts = rows.topics, rows.payloads, rows.cuts
+    begun = stretch_row = len(payloads)
+    stretch_pos = pos
+    routes = link.routes
+    v5 = link.v5
+    session: Session = link.session  # type: ignore[assignment]
+    config = broker.config.mqtt
+    limit = config.packet_bytes_max
+    inbound = session.inbound
     pids: list[bytes] = []
-    matched = True
-    while pos + 4 < end and data[pos] == PUBLISH_QOS1:
-        length = data[pos + 1]
-        if length < 0x80:
-            body = pos + 2
-        else:
-            length = length & 0x7F | data[pos + 2] << 7
-            if length >= 0x4000:
-                break
-            body = pos + 3
-        after = body + length
-        if after > end:
-            break
-        pid_at = body + 2 + (data[body] << 8 | data[body + 1])
-        content = pid_at + skip
-        if content > after or (v5 and data[content - 1]):
-            break
-        topic = data[body + 2 : pid_at]
-        if after + 1 < end and data.startswith(topic, after + (4 if data[after + 1] < 0x80 else 5)):
-            break
-        pid = data[pid_at : pid_at + 2]
-        route = routes.get(topic) or broker.table.admit(topic)
-        if route is None or pid == NO_PID:
-            break
-        if route.matched is not matched:
-            if pids:
-                _acknowledge(broker, link, pids, matched)
-                pids = []
-            matched = route.matched
-        pids.append(pid)
-        run = Run(route.topic, publisher, tenant, 1, [data[content:after]])
-        run.route = route
-        runs.append(run)
-        pos = after
-    if runs:
-        _acknowledge(broker, link, pids, matched)
-        broker.runs += runs
-        broker.pending += len(runs)
-        broker.pending_bytes += pos - began
-        broker.counters.messages_received += len(runs)
-    return pos
+    parts: list[bytes] = []
+    last: Any = None  # the route of the message before
+    targets: Any = None
+    first = qos = flags = again = 0
+    reason = 0  # what PUBACK or PUBREC say of `pids`
+    meaning: Meaning | None = None
+    exact = True  # the bytes of this stretch are what subscribers get
+    block_row = 0  # from which row on a block is looked for
 
-
-def _publishes_qos1(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> int:
-    """Take the run of plain QoS 1 publishes to one topic that begins at `pos`: where it ends.
-
-    Returns `pos` itself if the packet there is incomplete or not plain; the plain way decides then."""
-    body = pos + 2
-    if body >= end:
-        return pos
-    length = data[pos + 1]
-    if length & 0x80:
-        length = length & 0x7F | data[body] << 7
-        body += 1
-    after = body + length
-    if after > end or length < 4 or length >= 0x4000:
-        return pos
-    v5 = link.v5
-    pid_at = body + 2 + (data[body] << 8 | data[body + 1])
-    if pid_at + 2 + v5 > after or (v5 and data[pid_at + 2]):
-        return pos
-    topic = data[body + 2 : pid_at]
-    route = broker.table.routes.get(topic)
-    if route is None:
-        route = broker.table.admit(topic)
-        if route is None:
-            return pos
-    prefix = data[body:pid_at]  # the topic with its length, as the packets of the run repeat it
-    prefix_length = pid_at - body
-    began = pos
-    stride = after - pos
-    equal = _equals(data, pos, stride, pid_at - pos, end) if end - pos >= EQUALS_MIN * stride else 0
-    if equal > 1 and v5 and data[pid_at + 2 : pos + equal * stride : stride].strip(b"\0"):
-        equal = 0  # some have properties: look at each
-    if equal > 1:
-        pos += equal * stride
-        parts = [data[began:pid_at], b"", b""] * equal
-        block = equal * stride
-        parts[1::3] = [data[i : i + 2] for i in range(pid_at, pid_at + block, stride)]
-        size, tail = after - pid_at - 2, pid_at + 2
-        parts[2::3] = [data[i : i + size] for i in range(tail, tail + block, stride)]
-    else:
+    def close_stretch() -> None:
+        """What has been taken since the last one goes the same way, together."""
+        nonlocal parts, stretch_row, stretch_pos
+        row = len(payloads)
+        if row > stretch_row:
+            n = row - stretch_row
+            rows.flags += bytes((flags,)) * n
+            rows.publishers += [link.client_id] * n
+            rows.tenants += [link.tenant] * n
+            variants: dict[Any, Any] = {}
+            if exact and not flags & RETAIN and not first & 8 and targets.list:
+                variants[_KEYS[v5, qos]] = parts if qos else data[stretch_pos:pos]
+            tick.stretches.append(Stretch(stretch_row, row, targets, variants))
         parts = []
-    while equal < 2:
-        parts += (data[pos:pid_at], data[pid_at : pid_at + 2], data[pid_at + 2 : after])
-        pos = after
-        body = pos + 2
-        if body >= end or data[pos] != PUBLISH_QOS1:
-            break
-        length = data[pos + 1]
-        if length & 0x80:
-            length = length & 0x7F | data[body] << 7
-            if length >= 0x4000:
+        stretch_row, stretch_pos = row, pos
+
+    def promise() -> None:
+        nonlocal pids
+        if pids:
+            tick.promise(Kind.PUBACK if qos == 1 else Kind.PUBREC, link, pids, reason)
+            link.receiving += len(pids)
+            if qos == 2:
+                tick.changes.append(changes.inbounds(session.number, pids))
+            pids = []
+
+    try:
+        while pos + 4 < end:
+            head = data[pos]
+            if head != first:
+                close_stretch()
+                promise()
+                if head >> 4 != PUBLISH_PACKET:
+                    break
+                first = head
+                qos = head >> 1 & 3
+                if qos == 3 or (head & 8 and not qos):
+                    break
+                flags = qos | (RETAIN if head & 1 else 0)
+                last = None
+                if qos == 2 and inbound is None:
+                    inbound = session.inbound = set()
+            length = data[pos + 1]
+            if length < 0x80:
+                body = pos + 2
+                after = body + length
+            else:
+                byte = data[pos + 2]
+                if 0 < byte < 0x80:
+                    body = pos + 3
+                    after = body + (length & 0x7F | byte << 7)
+                else:
+                    found = header(data, pos, end, limit)
+                    if found is None:
+                        break
+                    body, after = found
+            if after - pos > limit:
+                header(data, pos, end, limit)  # says so
+            if after > end:
                 break
-            body += 1
-        after = body + length
-        if after > end or not data.startswith(prefix, body):
-            break
-        pid_at = body + prefix_length
-        if pid_at + 2 + v5 > after or (v5 and data[pid_at + 2]):
-            break
-    pids = parts[1::3]
-    if NO_PID in pids:
-        raise ProtocolViolation("PUBLISH with packet id 0")  # [MQTT-2.2.1-3]
-    payloads = [tail[1:] for tail in parts[2::3]] if v5 else parts[2::3]
-    run = Run(topic, link.client_id, broker.tenant, 1, payloads)
-    run.variants = {KEY_V5_QOS1 if v5 else KEY_V4_QOS1: parts}
-    run.route = route
-    broker.runs.append(run)
-    _acknowledge(broker, link, pids, route.matched)
-    broker.pending += run.count
-    broker.counters.messages_received += run.count
-    broker.pending_bytes += pos - began
+            topic_end = body + 2 + (data[body] << 8 | data[body + 1])
+            content = topic_end + 2 if qos else topic_end
+            if content + v5 > after:
+                break
+            topic = data[body + 2 : topic_end]
+            if v5:
+                if data[content]:
+                    if topic and topic not in routes:
+                        check_topic(topic)  # what comes first in the packet is judged first
+                    meaning, content = _meaning(config.check_payload_format, link, data, content, after)
+                    if meaning.exact is not exact:
+                        close_stretch()
+                        last = None
+                        exact = meaning.exact
+                    if meaning.alias:
+                        topic = _alias(link, topic, meaning.alias)
+                else:
+                    content += 1
+                    if meaning is not None:
+                        meaning = None
+                        if not exact:
+                            close_stretch()
+                            last = None
+                            exact = True
+            route: Any = routes.get(topic)
+            row = len(payloads)
+            if qos:
+                pid = data[topic_end : topic_end + 2]
+                if pid == NO_PID:
+                    raise ProtocolViolation("PUBLISH with packet id 0")  # [MQTT-2.2.1-3]
+                if qos == 2 and pid in inbound:  # type: ignore[operator]
+                    # The message is stored already; only the PUBREC was lost [MQTT-4.3.3-10].
+                    close_stretch()
+                    promise()
+                    tick.promise(Kind.CALL, link, partial(_received_before, broker, link, session, pid))
+                    again += 1
+                    pos = stretch_pos = after
+                    last = None
+                    continue
+                if v5 and link.receiving + len(pids) >= config.receive_maximum:
+                    raise Refused("more unfinished messages than allowed", reason=Reason.RECEIVE_MAXIMUM_EXCEEDED)
+                if qos == 2 and len(inbound) >= config.receive_maximum:  # type: ignore[arg-type]
+                    # Of any version, and those of earlier connections too: coming back makes no room for more.
+                    raise Refused("more unfinished messages than allowed", reason=Reason.RECEIVE_MAXIMUM_EXCEEDED)
+            kept = flags & RETAIN
+            if route is None or (meaning is not None and meaning.text) or kept:
+                try:
+                    route = route or _admit(broker, link, topic)
+                    if meaning is not None and meaning.text:
+                        _check_text(data[content:after])
+                    if kept and not broker.retaining.admit(topic, after - content):
+                        if v5 and qos:
+                            raise Refused("no room for another retained message", reason=Reason.QUOTA_EXCEEDED)
+                        # Others cannot be told. Subscribers get the message all the same, it is only not retained.
+                        broker.counters.refused["retained"] += 1
+                        kept = 0
+                except Refused as error:
+                    close_stretch()
+                    promise()
+                    pos = stretch_pos = after
+                    again += 1
+                    last = None
+                    _refuse(broker, link, qos, error, pid if qos else NO_PID)
+                    continue
+            if flags & RETAIN:
+                tick.retained = tick.retained or bool(kept)
+                if bool(kept) is bool(flags & NOT_KEPT):
+                    close_stretch()
+                    flags ^= NOT_KEPT
+                    last = None
+            if route is not last:
+                if route.targets is not targets:
+                    close_stretch()
+                    targets = route.targets
+                if qos and v5 and reason != (0 if route.matched else 0x10):
+                    promise()
+                    reason = 0 if route.matched else 0x10
+                last = route
+                cuts.append(row)
+            elif row >= block_row and end - pos >= BLOCK_MIN * (after - pos) and not flags & RETAIN:
+                stride = after - pos
+                n = _alike(data, pos, stride, content - pos, topic_end - pos if qos else -1, end)
+                ids: list[bytes] = []
+                if n >= BLOCK_MIN and qos:
+                    ids = _ids(data, topic_end, n, stride)
+                    used = link.receiving + len(pids) if v5 else 0
+                    wrong = not ids or (v5 and used + n > config.receive_maximum)
+                    if qos == 2 and not wrong:
+                        assert inbound is not None
+                        wrong = len(set(ids)) < n or not inbound.isdisjoint(ids)
+                        wrong = wrong or len(inbound) + n > config.receive_maximum
+                    if wrong:
+                        block_row, n = row + n, 0  # one by one, up to what is, and not looked at as a block again
+                if n < BLOCK_MIN or (meaning is not None and meaning.text):
+                    block_row = max(block_row, row + 8 * BLOCK_MIN)
+                else:
+                    size = after - content
+                    taken = [data[i : i + size] for i in range(content, content + n * stride, stride)]
+                    topics += [route.topic] * n
+                    payloads += taken
+                    if meaning is not None:
+                        _describe(rows, row, n, meaning)
+                    if qos:
+                        if exact and targets.list:
+                            if v5:
+                                size, tail = after - topic_end - 2, topic_end + 2
+                                taken = [data[i : i + size] for i in range(tail, tail + n * stride, stride)]
+                            some = [data[pos:topic_end], NO_PID, NO_PID] * n
+                            some[2::3] = taken
+                            parts = parts + some if parts else some
+                        pids = pids + ids if pids else ids
+                        if qos == 2:
+                            inbound.update(ids)  # type: ignore[union-attr]
+                    pos += n * stride
+                    continue
+            if meaning is not None:
+                _describe(rows, row, 1, meaning)
+            payload = data[content:after]
+            topics.append(route.topic)
+            payloads.append(payload)
+            if qos:
+                if exact and targets.list and not flags & RETAIN:
+                    parts += (data[pos:topic_end], pid, data[topic_end + 2 : after] if v5 else payload)
+                pids.append(pid)
+                if qos == 2:
+                    inbound.add(pid)  # type: ignore[union-attr]
+            pos = after
+    finally:
+        if len(payloads) > stretch_row:
+            close_stretch()
+        if pids:
+            promise()
+        row = len(payloads)
+        if rows.properties is not None or rows.expiries is not None:
+            _pad(rows, row)
+        tick.bytes += pos - began
+        broker.counters.messages_received += row - begun + again
     return pos
 
 
-def _acknowledge(broker: Broker, link: Link, pids: list[bytes], matched: bool) -> None:
-    """With the tick's append; what follows each other is answered in one."""
-    acks = broker.acks
-    if acks and acks[-1][0] is link and acks[-1][2] is matched:
-        acks[-1][1].extend(pids)
-    else:
-        acks.append((link, pids, matched))
+def _describe(rows: Any, row: int, n: int, meaning: Meaning) -> None:
+    """What properties say of rows row … row+n-1, in the columns that only some messages have."""
+    if meaning.passed_on:
+        column = rows.properties
+        if column is None:
+            column = rows.properties = []
+        if len(column) < row:
+            column += [b""] * (row - len(column))
+        column += [meaning.passed_on] * n
+    if meaning.expiry != NO_EXPIRY:
+        column = rows.expiries
+        if column is None:
+            column = rows.expiries = []
+        if len(column) < row:
+            column += [NO_EXPIRY] * (row - len(column))
+        column += [meaning.expiry] * n
 
 
-def _publishes_qos0(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> int:
-    """The same for QoS 0: the run's packets are handed on as the one piece they came in."""
-    body = pos + 2
-    if body >= end:
-        return pos
-    length = data[pos + 1]
-    if length & 0x80:
-        length = length & 0x7F | data[body] << 7
-        body += 1
-    after = body + length
-    if after > end or length < 3 or length >= 0x4000:
-        return pos
-    v5 = link.v5
-    topic_end = body + 2 + (data[body] << 8 | data[body + 1])
-    if topic_end + v5 > after or (v5 and data[topic_end]):
-        return pos
-    topic = data[body + 2 : topic_end]
-    route = broker.table.routes.get(topic)
-    if route is None:
-        route = broker.table.admit(topic)
-        if route is None:
-            return pos
-    prefix = data[body:topic_end]
-    prefix_length = topic_end - body
-    began = pos
-    stride = after - pos
-    equal = _equals(data, pos, stride, topic_end + v5 - pos, end) if end - pos >= EQUALS_MIN * stride else 0
-    if equal > 1:
-        pos += equal * stride
-        size, content = after - topic_end - v5, topic_end + v5
-        payloads = [data[i : i + size] for i in range(content, content + equal * stride, stride)]
-    else:
-        payloads = []
-    push = payloads.append
-    while equal < 2:
-        push(data[topic_end + v5 : after])
-        pos = after
-        body = pos + 2
-        if body >= end or data[pos] != PUBLISH_QOS0:
-            break
-        length = data[pos + 1]
-        if length & 0x80:
-            length = length & 0x7F | data[body] << 7
-            if length >= 0x4000:
-                break
-            body += 1
-        after = body + length
-        if after > end or not data.startswith(prefix, body):
-            break
-        topic_end = body + prefix_length
-        if topic_end + v5 > after or (v5 and data[topic_end]):
-            break
-    run = Run(topic, link.client_id, broker.tenant, 0, payloads)
-    run.variants = {KEY_V5_QOS0 if v5 else KEY_V4_QOS0: data[began:pos]}
-    run.route = route
-    broker.runs.append(run)
-    broker.pending += run.count
-    broker.counters.messages_received += run.count
-    broker.pending_bytes += pos - began
-    return pos
+def _pad(rows: Any, row: int) -> None:
+    """All columns have the same length again."""
+    if rows.properties is not None and len(rows.properties) < row:
+        rows.properties += [b""] * (row - len(rows.properties))
+    if rows.expiries is not None and len(rows.expiries) < row:
+        rows.expiries += [NO_EXPIRY] * (row - len(rows.expiries))
 
 
-def _equals(data: bytes, pos: int, stride: int, head: int, end: int) -> int:
-    """How many packets from `pos` on are `stride` bytes long and begin with the same `head` bytes.
+def _alike(data: bytes, pos: int, stride: int, content: int, pid: int, end: int) -> int:
+    """How many packets from `pos` on are `stride` bytes long and have the same first `content` bytes, their packet ids
+    at `pid` aside.
 
-    Devices often send readings of one size. Then whole columns of the buffer are compared instead of packets:
-    byte j of every packet at once. Less than EQUALS_MIN is not worth it, and reported as 0."""
-    count = (end - pos) // stride
-    if not data.startswith(data[pos : pos + head], pos + stride):
+    Devices often send readings of one size. Then whole columns of the buffer are compared instead of packets: byte j
+    of every packet at once. Less than BLOCK_MIN is not worth it, and reported as 0."""
+    if pid < 0:
+        if not data.startswith(data[pos : pos + content], pos + stride):
+            return 0
+    elif not data.startswith(data[pos : pos + pid], pos + stride):
         return 0
+    count = (end - pos) // stride
     stop = pos + count * stride
-    for at in range(pos, pos + head):
+    for at in range(pos, pos + content):
+        if 0 <= at - pos - pid < 2 and pid >= 0:
+            continue
         column = data[at:stop:stride]
         same = data[at : at + 1]
         if column != same * count:
             count -= len(column.lstrip(same))
-            if count < EQUALS_MIN:
+            if count < BLOCK_MIN:
                 return 0
             stop = pos + count * stride
     return count
 
 
-def _pubacks(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> int:
-    """Take the PUBACKs of the oldest flights as long as they come in order: where they end, else `pos`."""
-    session = link.session
-    flights = session.flights if session is not None else None
-    if flights is None or session.reader.resend:  # type: ignore[union-attr]
-        return pos
-    queue = flights.queue
-    while queue:
-        flight = queue[0]
-        count = (end - pos) >> 2
-        if count > flight.count:
-            count = flight.count
-        pid = flight.pid
-        if not count or flight.qos != 1 or flight.state is not State.SENT:
-            break
-        if not data.startswith(PUBACKS[4 * pid : 4 * (pid + count)], pos):
-            break
-        broker.acknowledged(link, flights, flight, count)
-        pos += 4 * count
-    return pos
+def _ids(data: bytes, pos: int, n: int, stride: int) -> list[bytes]:
+    """The packet ids of `n` alike packets, the first of which stands at `pos`; none if one of them is 0.
+
+    Clients count: then they are a slice of what is there already, and none of them is made anew."""
+    high, low = data[pos : pos + n * stride : stride], data[pos + 1 : pos + n * stride : stride]
+    first = high[0] << 8 | low[0]
+    if low == _LOW[first : first + n] and high == _HIGH[first : first + n]:
+        return PIDS[first : first + n]
+    ids = [data[i : i + 2] for i in range(pos, pos + n * stride, stride)]
+    return [] if NO_PID in ids else ids
+
+
+def _meaning(check_text: bool, link: Link, data: bytes, pos: int, after: int) -> tuple[Meaning, int]:
+    """What the properties at `pos` say, and where they end. Devices repeat themselves: the latest are remembered."""
+    size = data[pos]
+    content = pos + 1 + size
+    if size >= 0x80:
+        properties, passed_on, content = read_properties(data[:after], pos, PUBLISH_PACKET)
+        return _said(check_text, properties, passed_on, False), content
+    if content > after:
+        raise MalformedPacket("properties are longer than their packet")
+    block = data[pos:content]
+    known: Meaning | None = link.blocks.get(block)
+    if known is None:
+        properties, passed_on, _ = read_properties(block, 0, PUBLISH_PACKET)
+        expiry = properties.message_expiry
+        told = passed_on if expiry is None else expiry_property(expiry) + passed_on
+        known = _said(check_text, properties, passed_on, told == block[1:])
+        if len(link.blocks) >= PROPERTY_BLOCKS_MAX:
+            link.blocks.clear()
+        link.blocks[block] = known
+    return known, content
+
+
+def _said(check_text: bool, properties: Properties, passed_on: bytes, exact: bool) -> Meaning:
+    if properties.subscription_ids:
+        raise ProtocolViolation("subscription identifier in a client's PUBLISH")  # [MQTT-3.3.4-6]
+    expiry = properties.message_expiry
+    text = check_text and properties.payload_format == UTF8_PAYLOAD
+    return Meaning(passed_on, NO_EXPIRY if expiry is None else expiry, properties.topic_alias or 0, text, exact)
+
+
+def _alias(link: Link, topic: bytes, alias: int) -> bytes:
+    if alias > link.aliases_in_max:
+        raise Refused(f"topic alias {alias}, the maximum is {link.aliases_in_max}", reason=Reason.TOPIC_ALIAS_INVALID)
+    if topic:
+        check_topic(topic)
+        link.aliases_in[alias] = topic
+        return topic
+    known = link.aliases_in.get(alias)
+    if known is None:
+        raise ProtocolViolation(f"topic alias {alias} has not been set")
+    return known
+
+
+def _admit(broker: Broker, link: Link, topic: bytes) -> Route:
+    """The route of a topic that is not ready. A refusal is one message's; a violation ends the connection."""
+    if not topic and link.v5:
+        raise ProtocolViolation("neither topic nor topic alias")  # 3.3.2.1
+    return broker.table.admit(topic)
+
+
+def _check_text(payload: bytes) -> None:
+    try:
+        payload.decode()
+    except UnicodeDecodeError as error:
+        raise Refused("the payload is not the UTF-8 it claims", reason=Reason.PAYLOAD_FORMAT_INVALID) from error
+
+
+def _refuse(broker: Broker, link: Link, qos: int, error: PeerError, pid: bytes) -> None:
+    """A message that is not taken. MQTT 5 has words for it; an MQTT 3 client is acknowledged and must not retry."""
+    broker.counters.refused[f"PUBLISH 0x{error.reason:02X}"] += 1
+    broker.counters.dropped["refused"] += 1
+    if not link.refused:
+        # Once a connection: the counters have the rest, and nobody can fill the log with it.
+        link.refused = True
+        about = {"client": link.client_id, "reason": f"0x{error.reason:02X}", "why": str(error)}
+        broker.report("publish.refused", about)
+    reason = error.reason if link.v5 else 0
+    if qos == 1:
+        broker.hold(link, Puback(int.from_bytes(pid, "big"), reason, broker.why(link, error)))
+    elif qos == 2:
+        broker.hold(link, Pubrec(int.from_bytes(pid, "big"), reason, broker.why(link, error)))
+
+
+def on_publish(broker: Broker, link: Link, packet: Publish) -> None:
+    """Only what the loop could not read comes here, and the decoder has said why before."""
+    raise MalformedPacket("a PUBLISH that cannot be read")
 
 
 def _complete_at(rest: bytearray) -> int:
@@ -344,3 +513,15 @@ def _complete_at(rest: bytearray) -> int:
             return at + 1 + size
         shift += 7
     return len(rest) + 1
+
+
+def _received_before(broker: Broker, link: Link, session: Session, pid: bytes) -> None:
+    """The answer to a message that came again: stored, unless the log has refused it meanwhile."""
+    known = session.inbound is not None and pid in session.inbound
+    if known or not broker.storing.took_back(session, pid):  # no longer known: its PUBREL came with it
+        link.outbox.put(b"\x50\x02" + pid)
+        broker.counters.messages_sent += 1
+    elif link.v5:
+        link.outbox.put(b"\x50\x03" + pid + b"\x97")
+    else:
+        broker.close(link, 0x97, "the log takes no more messages")

@@ -9,11 +9,15 @@ import json
 from typing import TYPE_CHECKING
 
 from tidegate.delivery.group import Group
-from tidegate.log.run import Run
-from tidegate.session.session import Reader
+from tidegate.log.rows import Rows
+from tidegate.log.run import NO_EXPIRY
+from tidegate.session.reader import Reader
+from tidegate.session.session import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from tidegate.broker.core import Broker
+
+CLIENTS = b"$SYS/clients/"
 
 
 def overrun(broker: Broker, reader: Reader, first: int, left: int) -> None:
@@ -38,18 +42,25 @@ def _clients(reader: Reader) -> list[bytes]:
 
 def tell(broker: Broker, client_id: bytes, what: dict[str, object]) -> None:
     broker.counters.notices += 1
-    # A client id may hold what a topic name may not.
-    name = client_id.replace(b"+", b"%2B").replace(b"#", b"%23")
-    topic = b"$SYS/clients/" + name + b"/notice"
+    topic = CLIENTS + safe(client_id) + b"/notice"
     publish_unstored(broker, topic, json.dumps(what).encode(), even_behind=True)
+
+
+def safe(client_id: bytes) -> bytes:
+    """A client id as a topic level: it may hold what a topic name may not."""
+    return client_id.replace(b"%", b"%25").replace(b"+", b"%2B").replace(b"#", b"%23")
+
+
+def unsafe(level: bytes) -> bytes:
+    """The client id behind a topic level."""
+    return level.replace(b"%23", b"#").replace(b"%2B", b"+").replace(b"%25", b"%")
 
 
 def publish_unstored(broker: Broker, topic: bytes, payload: bytes, *, even_behind: bool = False) -> None:
     """A QoS 0 message of the broker's own to whoever is there."""
-    route = broker.table.routes.get(topic) or broker.table.resolve(topic)
-    if not route.targets:
+    if not broker.table.resolve(topic).list:
         return
-    run = Run(topic, b"", broker.tenant, 0, [payload])
-    run.route = route
-    broker.dispatcher.deliver_unstored([run], even_behind=even_behind)
+    rows = Rows()
+    rows.add(topic, b"", DEFAULT_TENANT, 0, payload, b"", NO_EXPIRY)
+    broker.delivery.unstored(rows, even_behind=even_behind)
     broker.request_tick()

@@ -2,28 +2,36 @@
 
 Records are applied in order; each says what is so, so the last one about a thing wins. What was connected when the
 broker died is known (S4.6): those sessions count as disconnected now, and their wills are due.
+
+Whatever a record holds, the broker starts: one that cannot be applied is set aside, counted and reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from struct import error as StructError
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidegate.broker import connect, groups, timers
-from tidegate.delivery.dispatcher import RETAINED_READER
+from tidegate.broker import tracing
+from tidegate.broker.retaining import Due
 from tidegate.delivery.group import Group
-from tidegate.errors import CorruptLog, PeerError
+from tidegate.delivery.outbox import RETAINED_READER
+from tidegate.limits import PACKET_IDS, PARTITION_SHIFT
 from tidegate.router import Retained, parse
 from tidegate.session import changes
-from tidegate.session.flights import Flight, State
-from tidegate.session.session import NEVER, Reader, Session, Subscription
+from tidegate.session.flights import State
+from tidegate.session.reader import Reader
+from tidegate.session.session import NEVER, Session, Subscription
+from tidegate.session.skip import Skip
 
 if TYPE_CHECKING:
     from tidegate.broker.core import Broker
 
-DONE_PRUNED_EVERY = 4096
+# Records that are reported one by one before only their number is.
+REPORTED_MAX = 10
+
+# Ranges of finished positions that are kept for a reader before those below its position are let go.
+DONE_RANGES_MAX = 4096
 
 
 class Recovered(NamedTuple):
@@ -31,7 +39,7 @@ class Recovered(NamedTuple):
     were_connected: int
     subscriptions: int
     retained: int
-    unreadable: int  # records that made no sense
+    set_aside: int  # records that could not be applied
 
 
 class Recovery:
@@ -39,13 +47,13 @@ class Recovery:
         self.broker = broker
         self.connected: set[int] = set()
         self.by_number: dict[int, Session] = {}
-        self.positions: dict[int, int] = {}
+        self.positions: dict[tuple[int, int], int] = {}  # by reader and partition
         self.readers: dict[int, Reader] = {}
         # session → packet id → (reader, qos, state, position)
         self.flights: dict[int, dict[int, tuple[int, int, int, int]]] = {}
-        self.done: dict[int, set[int]] = {}  # reader → positions of finished QoS 2 messages, those below its own aside
+        self.done: dict[int, Skip] = {}  # reader → what is finished, some of it below its position
         self.highest = 0
-        self.unreadable = 0
+        self.set_aside = 0
         self.retained_refused = 0  # a bound has been lowered since they were stored
 
     def run(self, progress: Callable[[str, int], None]) -> Recovered:
@@ -55,8 +63,8 @@ class Recovery:
             for record in records:
                 try:
                     APPLY[record[0]](self, record)
-                except (KeyError, IndexError, StructError, CorruptLog, PeerError):
-                    self.unreadable += 1
+                except Exception as error:
+                    self._set_aside(record, error)
             applied += len(records)
             progress("records", applied)
         if self.retained_refused:
@@ -68,25 +76,33 @@ class Recovery:
         were_connected = len(self.connected)
         self._restart_clocks()
         return Recovered(
-            len(broker.sessions), were_connected, len(broker.table.index), len(broker.retained), self.unreadable
+            len(broker.sessions), were_connected, len(broker.table.index), len(broker.retaining.store), self.set_aside
         )
+
+    def _set_aside(self, record: bytes, error: Exception) -> None:
+        self.set_aside += 1
+        self.broker.counters.refused["record"] += 1
+        if self.set_aside <= REPORTED_MAX:
+            kind = record[0] if record else "none"
+            why = f"{type(error).__name__}: {error}"
+            self.broker.report("record.set_aside", {"kind": kind, "bytes": len(record), "why": why})
 
     # ── records ──
 
     def session(self, record: bytes) -> None:
-        broker = self.broker
+        sessions = self.broker.sessions
         number, connected, _, expiry_s, away_ms, position, client_id, tenant, will = changes.read_session(record)
         self.highest = max(self.highest, number)
         session = self.by_number.get(number)
         if session is None:
-            older = broker.sessions.get(client_id)
+            older = sessions.get(client_id)
             if older is not None:
                 self._forget(older)
-            session = Session(number, client_id, tenant, expiry_s, position)
-            broker.sessions[client_id] = session
+            session = Session(number, client_id, tenant, expiry_s, [position])
+            sessions.add(session)
             self.by_number[number] = session
         session.expiry_s, session.away_since_ms, session.will = expiry_s, away_ms, will
-        self.positions[number] = position
+        self.positions[number, 0] = position
         (self.connected.add if connected else self.connected.discard)(number)
 
     def gone(self, record: bytes) -> None:
@@ -94,22 +110,18 @@ class Recovery:
         session = self.by_number.get(number)
         if session is not None:
             self._forget(session)
-        group = self.broker.groups_by_number.pop(number, None)
-        if group is not None and group.key is not None and self.broker.groups.get(group.key) is group:
-            del self.broker.groups[group.key]
-        self.positions.pop(number, None)
+        self.broker.groups.forget(number)
+        self.positions.pop((number, 0), None)
 
     def _forget(self, session: Session) -> None:
-        broker = self.broker
         for subscription in session.subscriptions.values():
             self._remove(subscription)
         self.by_number.pop(session.number, None)
-        if broker.sessions.get(session.client_id) is session:
-            del broker.sessions[session.client_id]
+        self.broker.sessions.forget(session)
         self.connected.discard(session.number)
         for reader, _, _, position in self.flights.pop(session.number, {}).values():
             if reader:
-                self.done.setdefault(reader, set()).add(position)  # of a group: nobody else gets it [MQTT-4.8.2-5]
+                self._finished(reader, position, position + 1)  # of a group: nobody else gets it [MQTT-4.8.2-5]
 
     def subscribed(self, record: bytes) -> None:
         broker = self.broker
@@ -118,35 +130,48 @@ class Recovery:
         session = self.by_number.get(number)
         if session is None:
             return
+        parsed = parse(filter, broker.config.mqtt.topic_levels_max)
         before = session.subscriptions.pop(filter, None)
         if before is not None:
             self._remove(before)
-        parsed = parse(filter, broker.config.mqtt.topic_levels_max)
+        sinces = (since, *broker.log.ends[1:])
         reader: Reader | None = None
         if parsed.kind == "shared":
-            reader = broker.groups_by_number.get(reader_number)
+            reader = broker.groups.by_number.get(reader_number)
             if reader is None:
-                reader = groups.make(broker, reader_number, parsed.group, parsed.filter, since)
+                reader = broker.groups.make(reader_number, parsed.group, parsed.filter, list(sinces))
         elif reader_number:
-            reader = self.readers[reader_number] = Reader(reader_number, session, since)
+            reader = self.readers[reader_number] = Reader(reader_number, session, list(sinces))
+            session.own_readers = session.own_readers or set()
+            session.own_readers.add(reader)
         subscription = Subscription(
             session,
             filter,
             parsed.filter,
             options & 3,
-            since,
+            sinces,
             no_local=bool(options & 4),
             retain_as_published=bool(options & 8),
             sub_id=sub_id,
             reader=reader,
         )
         session.subscriptions[filter] = subscription
-        session.since_max = max(session.since_max, since)
+        session.since_max = tuple(map(max, session.since_max or sinces, sinces))
         broker.table.index.add(subscription.pattern, (session.number, filter), subscription)
+        tracing.watched(broker, subscription)
         if isinstance(reader, Group):
             reader.members.append(subscription)
+            broker.groups.members += 1
         elif reader is not None:
             reader.subscription = subscription
+
+    def since(self, record: bytes) -> None:
+        number, filter, others = changes.read_filter_positions(record)
+        session = self.by_number.get(number)
+        if session is not None and filter in session.subscriptions:
+            subscription = session.subscriptions[filter]
+            subscription.since = (subscription.since[0], *others)[: len(self.broker.log.ends)]
+            session.since_max = tuple(map(max, session.since_max, subscription.since))
 
     def unsubscribed(self, record: bytes) -> None:
         number, filter = changes.read_unsubscribed(record)
@@ -154,65 +179,121 @@ class Recovery:
         subscription = session.subscriptions.pop(filter, None) if session is not None else None
         if subscription is not None:
             self._remove(subscription)
+        if session is not None and session.due is not None:
+            session.due.pop(filter, None)
 
     def _remove(self, subscription: Subscription) -> None:
         key = subscription.session.number, subscription.filter
         self.broker.table.index.remove(subscription.pattern, key)
-        if isinstance(subscription.reader, Group):
-            subscription.reader.members = [m for m in subscription.reader.members if m is not subscription]
-        elif subscription.reader is not None:
-            self.readers.pop(subscription.reader.number, None)
+        tracing.unwatched(self.broker, subscription)
+        reader = subscription.reader
+        if isinstance(reader, Group):
+            before = len(reader.members)
+            reader.members = [m for m in reader.members if m is not subscription]
+            self.broker.groups.members += len(reader.members) - before
+        elif reader is not None:
+            self.readers.pop(reader.number, None)
+            if subscription.session.own_readers is not None:
+                subscription.session.own_readers.discard(reader)
 
     def set_positions(self, record: bytes) -> None:
-        self.positions.update(changes.read_positions(record))
+        for reader, position in changes.read_positions(record):
+            self.positions[reader, position >> PARTITION_SHIFT] = position
 
     def inbound(self, record: bytes) -> None:
         number, pid = changes.read_pid(record)
+        self._inbound(number, [pid.to_bytes(2, "big")])
+
+    def inbounds(self, record: bytes) -> None:
+        self._inbound(*changes.read_pids(record))
+
+    def _inbound(self, number: int, pids: list[bytes]) -> None:
         session = self.by_number.get(number)
         if session is not None:
-            if session.inbound is None:
-                session.inbound = set()
-            session.inbound.add(pid)
+            session.inbound = (session.inbound or set()) | set(pids)
 
     def released(self, record: bytes) -> None:
         number, pid = changes.read_pid(record)
+        self._released(number, [pid.to_bytes(2, "big")])
+
+    def releases(self, record: bytes) -> None:
+        self._released(*changes.read_pids(record))
+
+    def _released(self, number: int, pids: list[bytes]) -> None:
         session = self.by_number.get(number)
         if session is not None and session.inbound is not None:
-            session.inbound.discard(pid)
+            session.inbound.difference_update(pids)
 
     def flight(self, record: bytes) -> None:
         number, reader, pid, qos, state, position, floor = changes.read_flight(record)
         if reader:
-            self.positions[reader] = floor
+            self.positions[reader, 0] = floor
+        self._flights(number, reader, pid, qos, state, range(position, position + 1))
+
+    def flights_of(self, record: bytes) -> None:
+        self._flights(*changes.read_flights(record))
+
+    def _flights(self, number: int, reader: int, pid: int, qos: int, state: int, positions: range) -> None:
+        pids = [(pid + i - 1) % PACKET_IDS + 1 for i in range(len(positions))]
         if state == State.DONE:
             if number in self.flights:
-                self.flights[number].pop(pid, None)
-            if reader:
-                done = self.done.setdefault(reader, set())
-                done.add(position)
-                if len(done) % DONE_PRUNED_EVERY == 0:
-                    self.done[reader] = {each for each in done if each >= floor}
+                for each in pids:
+                    self.flights[number].pop(each, None)
+            if reader and positions.step == 1:
+                self._finished(reader, positions.start, positions.stop)
+            elif reader:
+                for position in positions:
+                    self._finished(reader, position, position + 1)
         elif number in self.by_number:
             of_session = self.flights.setdefault(number, {})
-            if state == State.SENT:
-                of_session.pop(pid, None)  # so that they stay in the order of sending
-            of_session[pid] = (reader, qos, state, position)
+            for each, position in zip(pids, positions, strict=True):
+                if state == State.SENT:
+                    of_session.pop(each, None)  # so that they stay in the order of sending
+                of_session[each] = (reader, qos, state, position)
+
+    def acked(self, record: bytes) -> None:
+        reader, ranges = changes.read_acked(record)
+        for first, after in ranges:
+            self._finished(reader, first, after)
+
+    def _finished(self, reader: int, first: int, after: int) -> None:
+        done = self.done.get(reader)
+        if done is None:
+            done = self.done[reader] = Skip()
+        done.add(first, after)
+        if len(done.starts) > DONE_RANGES_MAX:
+            partition = first >> PARTITION_SHIFT
+            done.forget_below(self.positions.get((reader, partition), 0), partition << PARTITION_SHIFT)
 
     def retained(self, record: bytes) -> None:
-        if self.broker.retained.put(Retained(*changes.read_retained(record))).refused:
+        if self.broker.retaining.store.put(Retained(*changes.read_retained(record))).refused:
             self.retained_refused += 1
 
     def unretained(self, record: bytes) -> None:
-        self.broker.retained.delete(changes.read_unretained(record))
+        self.broker.retaining.store.delete(changes.read_unretained(record))
+
+    def due(self, record: bytes) -> None:
+        number, filter, before = changes.read_filter_positions(record)
+        session = self.by_number.get(number)
+        if session is not None and filter in session.subscriptions:
+            session.due = session.due or {}
+            session.due[filter] = Due(session.subscriptions[filter], tuple(before))
+
+    def handed(self, record: bytes) -> None:
+        number, filter = changes.read_unsubscribed(record)
+        session = self.by_number.get(number)
+        if session is not None and session.due is not None:
+            session.due.pop(filter, None)
 
     def group(self, record: bytes) -> None:
         number, name, pattern = changes.read_group(record)
         self.highest = max(self.highest, number)
-        known = self.broker.groups_by_number.get(number)
+        groups = self.broker.groups
+        known = groups.by_number.get(number)
         if known is None:
-            groups.make(self.broker, number, name, pattern, 0)
+            groups.make(number, name, pattern, [0] * len(self.broker.log.ends))
         else:
-            self.broker.groups[name, pattern] = known  # the snapshot's, after the replay of an older one
+            groups.rename(known, name, pattern)
 
     def dead(self, record: bytes) -> None:
         """A message that was given up: for the pipeline, no state."""
@@ -221,21 +302,20 @@ class Recovery:
 
     def _place_readers(self) -> None:
         broker = self.broker
-        end = broker.log.end
-        for number, group in list(broker.groups_by_number.items()):
+        ends = broker.log.ends
+        for number, group in list(broker.groups.by_number.items()):
             if not group.members:
-                del broker.groups_by_number[number]
-                if group.key is not None:
-                    broker.groups.pop(group.key, None)
-        for session in broker.sessions.values():
+                broker.groups.forget(number)
+        for session in broker.sessions:
             self.readers[session.number] = session.reader
-        self.readers.update(broker.groups_by_number)
+        self.readers.update(broker.groups.by_number)
         for number, reader in self.readers.items():
             # A stored position never lies beyond the log's end (I10).
-            reader.cursor = reader.floor = min(self.positions.get(number, end), end)
-            reader.live = False
+            reader.cursors = [min(self.positions.get((number, p), end), end) for p, end in enumerate(ends)]
+            reader.written = tuple(reader.cursors)
 
     def _restore_flights(self) -> None:
+        kept = self._retained_in_flight()
         for number, by_pid in self.flights.items():
             session = self.by_number.get(number)
             if session is None:
@@ -244,22 +324,31 @@ class Recovery:
             for pid, (reader_number, qos, state, position) in by_pid.items():
                 reader = self.readers.get(reader_number) if reader_number else RETAINED_READER
                 if reader is None:  # unsubscribed since: the client still gets it to its end [MQTT-3.10.4-3]
-                    reader = Reader(reader_number, session, position)
+                    reader = Reader(reader_number, session, list(self.broker.log.ends))
                 if reader_number:
-                    self.done.setdefault(reader_number, set()).add(position)
-                flights.add(Flight(pid, 1, position, qos, reader, State(state)))
-                flights.next_pid = pid % 65535 + 1
-                flights.scrambled = True  # QoS 1 messages before it are sent again after it
+                    self._finished(reader_number, position, position + 1)
+                message = kept.get(position) if reader is RETAINED_READER else None
+                flights.restore(pid, position, qos, reader, State(state), message)
             session.rest()
-        for reader_number, positions in self.done.items():
+        for reader_number, done in self.done.items():
             reader = self.readers.get(reader_number)
             if reader is not None:
-                reader.skip = {position for position in positions if position >= reader.cursor} or None
+                for partition, cursor in enumerate(reader.cursors):
+                    done.forget_below(cursor, partition << PARTITION_SHIFT)
+                reader.skip = done if done else None
+
+    def _retained_in_flight(self) -> dict[int, Retained]:
+        """Retained messages on their way to somebody, by position: the log may have let go of them."""
+        wanted = {f[3] for by_pid in self.flights.values() for f in by_pid.values() if not f[0]}
+        if not wanted:
+            return {}
+        return {m.position: m for m in self.broker.retaining.store.match(b"#", 0) if m.position in wanted}
 
     def _restart_clocks(self) -> None:
         broker = self.broker
+        sessions = broker.sessions
         now_s, now_ms = broker.now_s, broker.now_ms
-        for session in list(broker.sessions.values()):
+        for session in list(sessions):
             if session.number in self.connected:
                 session.away_since_ms = now_ms
             away_s = max(0, now_ms - session.away_since_ms) / 1000
@@ -267,15 +356,15 @@ class Recovery:
                 delay_s = min(session.will.delay_s, session.expiry_s)
                 session.will_at_s = now_s + max(0.0, delay_s - away_s)
                 if session.will_at_s <= now_s:
-                    connect.send_will_of(broker, session)
+                    sessions.send_will(session)
             if not session.persistent or (session.expiry_s != NEVER and away_s >= session.expiry_s):
-                connect.remove(broker, session)
+                sessions.end(session, "expired" if session.persistent else "the broker was restarted")
                 continue
             if session.expiry_s != NEVER:
                 session.expires_at_s = now_s + session.expiry_s - away_s
             if session.number in self.connected:
-                connect.record(broker, session, connected=False)
-            timers.watch_absent(broker, session)
+                sessions.record(session)
+            broker.deadlines.expect(session)
 
 
 APPLY: dict[int, Callable[[Recovery, bytes], None]] = {
@@ -291,4 +380,11 @@ APPLY: dict[int, Callable[[Recovery, bytes], None]] = {
     changes.UNRETAINED: Recovery.unretained,
     changes.GROUP: Recovery.group,
     changes.DEAD: Recovery.dead,
+    changes.FLIGHTS: Recovery.flights_of,
+    changes.INBOUNDS: Recovery.inbounds,
+    changes.RELEASES: Recovery.releases,
+    changes.ACKED: Recovery.acked,
+    changes.SINCE: Recovery.since,
+    changes.DUE: Recovery.due,
+    changes.HANDED: Recovery.handed,
 }

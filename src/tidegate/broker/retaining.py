@@ -1,112 +1,187 @@
-"""Retained messages on their way to new subscribers: some at a time, within the client's window.
+"""Retained messages: kept when the log announces them, handed to new subscribers some at a time, within their room.
 
-A match over a million topics is a scan that is continued tick by tick; what cannot be sent yet is not read yet.
+A match over a million topics is a scan that goes on step by step at the gate; what cannot be sent yet is not read yet.
+What a persistent session had not been handed when it left is handed over when it returns, also after a restart (S0.31).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from typing import TYPE_CHECKING
 
-from tidegate.delivery.dispatcher import RETAINED_READER, Dispatcher
+from tidegate.broker import state
+from tidegate.delivery.gate import Job
+from tidegate.delivery.outbox import RETAINED_READER
+from tidegate.delivery.retained_rows import rows_of
 from tidegate.delivery.routes import Target
-from tidegate.limits import RETAINED_PER_TICK, RETAINED_STREAMS_MAX, SEND_BYTES_MAX
-from tidegate.log.run import NO_EXPIRY, RETAIN, Run
-from tidegate.router import Retained, RetainedStore
-from tidegate.router.retained import RetainedScan
+from tidegate.limits import OWN_TOPICS_MAX, PARTITION_SHIFT, RETAINED_STEP, RETAINED_STREAMS_MAX
+from tidegate.log.rows import Rows
+from tidegate.log.run import NO_EXPIRY, NOT_KEPT, QOS_MASK, RETAIN
+from tidegate.router import Retained, RetainedStore, has_wildcard
+from tidegate.router.retained import MESSAGE_OVERHEAD_BYTES, RetainedScan
+from tidegate.session import changes
 from tidegate.session.link import Link, Phase
-from tidegate.session.session import Subscription
+from tidegate.session.session import Session, Subscription
 
-# Keys looked at per turn: a filter that matches little among a million topics must not hold the loop either.
-STEPS_PER_TURN = 4 * RETAINED_PER_TICK
+if TYPE_CHECKING:
+    from tidegate.broker.core import Broker
 
-
-class Stream:
-    __slots__ = ("before", "scan", "target")
-
-    def __init__(self, scan: RetainedScan, target: Target, before: int) -> None:
-        self.scan = scan
-        self.target = target
-        self.before = before  # what was stored from here on reaches the subscription as itself
+# Keys looked at per step: a filter that matches little among a million topics must not hold the loop either.
+KEYS_STEP = 4 * RETAINED_STEP
 
 
-class RetainedDelivery:
-    def __init__(
-        self, dispatcher: Dispatcher, store: RetainedStore, own: RetainedStore, store_qos0: bool = True
-    ) -> None:
-        self.dispatcher = dispatcher
-        self.store = store
-        self.own = own  # the broker's own topics, which begin with $
-        self.stored_qos = 0 if store_qos0 else 1  # messages below it have no position of their own
-        self.links: deque[Link] = deque()  # have a turn coming
+class Due:
+    """What is still to be handed over for a subscription: the matches from the scan's place on that were announced
+    before it was made; what came after reaches it as itself."""
 
-    def start(self, link: Link, subscription: Subscription, before: int) -> None:
-        """Begin to hand over what matches a new subscription and was stored before that position."""
-        store = self.own if subscription.pattern.startswith(b"$") else self.store
-        if not len(store):
-            return
-        target = Target(RETAINED_READER, link, [subscription])
-        if link.retained_streams is None:
-            link.retained_streams = []
-        if len(link.retained_streams) >= RETAINED_STREAMS_MAX:
-            # Subscribes again and again and does not take what it gets.
-            self.dispatcher.counters.dropped["retained, too many asked for at once"] += 1
-            return
-        link.retained_streams.append(Stream(store.scan(subscription.pattern), target, before))
-        self.resume(link)
+    __slots__ = ("before", "scan", "subscription", "taken")
 
-    def resume(self, link: Link) -> None:
-        if link not in self.links:
-            self.links.append(link)
-        self.dispatcher.request_tick()
+    def __init__(self, subscription: Subscription, before: tuple[int, ...]) -> None:
+        self.subscription = subscription
+        self.before = before
+        self.scan: RetainedScan | None = None  # begun when its turn comes
+        self.taken: list[Retained] = []  # read, and not yet sent
 
-    def turn(self, now_ms: int) -> None:
-        for _ in range(len(self.links)):
-            link = self.links.popleft()
-            if link.phase is Phase.OPEN and link.retained_streams:
-                self._step(link, now_ms)
 
-    def _step(self, link: Link, now_ms: int) -> None:
-        session = link.session
-        assert session is not None and link.retained_streams is not None
-        stream: Stream = link.retained_streams[0]
-        # QoS is known only per message, so take no more than the window could carry.
-        room = min(link.window - link.on_wire, session.in_flight().room(), RETAINED_PER_TICK)
-        if room <= 0 or link.paused or link.out_bytes > SEND_BYTES_MAX:
-            return  # goes on when the client acknowledges or its socket drains
-        for message in stream.scan.take(now_ms, room, STEPS_PER_TURN):
-            if message.position >= stream.before and message.qos >= self.stored_qos:
+class Retaining:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        limits = broker.config.retained
+        self.store = RetainedStore(messages_max=limits.messages_max, bytes_max=limits.bytes_max)
+        # The broker's own topics, which begin with $.
+        self.own = RetainedStore(messages_max=OWN_TOPICS_MAX, bytes_max=OWN_TOPICS_MAX << 10)
+        self._stored_qos = 0 if broker.config.log.store_qos0 else 1  # messages below it have no position of their own
+        self._pending_messages = 0  # accepted in this tick, and not yet announced
+        self._pending_bytes = 0
+        self._active: set[Link] = set()  # have a job at the gate
+
+    # ── keeping ──
+
+    def admit(self, topic: bytes, payload_bytes: int) -> bool:
+        """Whether there is room to keep one more."""
+        if not payload_bytes:
+            return True
+        store = self.store
+        cost = MESSAGE_OVERHEAD_BYTES + 2 * len(topic) + payload_bytes
+        new = len(store) + self._pending_messages < store.messages_max
+        if store.bytes + self._pending_bytes + cost > store.bytes_max or not new:
+            old = store.get(topic)
+            room = store.bytes + self._pending_bytes + cost - (old.cost_bytes if old is not None else 0)
+            if (old is None and not new) or (room > store.bytes_max and room > store.bytes):
+                return False
+        self._pending_messages += 1
+        self._pending_bytes += cost
+        return True
+
+    def settled(self) -> None:
+        """What was pending is being appended."""
+        self._pending_messages = self._pending_bytes = 0
+
+    def announced(self, rows: Rows) -> None:
+        """Messages with the retain flag are their topics' from now on."""
+        tick = self._broker.post.tick
+        topics = rows.topics
+        # Of several for a topic, the last one is kept.
+        last = {topics[row]: row for row, flag in enumerate(rows.flags) if flag & (RETAIN | NOT_KEPT) == RETAIN}
+        for topic, row in last.items():
+            flags, payload = rows.flags[row], rows.payloads[row]
+            if not payload:
+                if self.store.delete(topic) is not None:
+                    tick.changes.append(changes.unretained(topic))
                 continue
-            qos = min(message.qos, stream.target.qos)
-            self.dispatcher.send_message(
-                link, session, RETAINED_READER, stream.target, run_of(message), 0, qos, retained=True
+            expiry = rows.expiries[row] if rows.expiries is not None else NO_EXPIRY
+            message = Retained(
+                topic,
+                payload,
+                flags & QOS_MASK,
+                rows.properties[row] if rows.properties is not None else b"",
+                None if expiry == NO_EXPIRY else rows.time_ms + expiry * 1000,
+                rows.time_ms,
+                rows.positions[row],
+                rows.publishers[row],
             )
-        if stream.scan.done:
-            link.retained_streams.pop(0)
-        if link.retained_streams:
-            self.resume(link)
-        else:
-            link.retained_streams = None
+            if self.store.put(message).refused:
+                self._broker.counters.refused["retained"] += 1
+            else:
+                tick.changes.append(state.retained_record(message))
+        self._broker.request_tick()
 
-    def at(self, position: int) -> Run | None:
-        """The retained message that was stored at `position`, when the log has let go of it."""
-        for message in self.store.match(b"#", 0):
-            if message.position == position:
-                return run_of(message)
-        return None
+    def expire(self) -> None:
+        now_ms = self._broker.now_ms
+        if self.store.due(now_ms) and self._broker.storing.on:
+            for message in self.store.expire(now_ms):
+                self._broker.change(changes.unretained(message.topic))
 
+    # ── handing over ──
 
-def run_of(message: Retained) -> Run:
-    expiry = NO_EXPIRY
-    if message.expires_at_ms is not None:
-        expiry = max(0, message.expires_at_ms - message.time_ms) // 1000
-    return Run(
-        message.topic,
-        message.publisher,
-        b"",
-        message.qos | RETAIN,
-        [message.payload],
-        [message.properties] if message.properties else None,
-        None if expiry == NO_EXPIRY else [expiry],
-        base=message.position,
-        time_ms=message.time_ms,
-    )
+    def wanted(self, session: Session, subscription: Subscription, before: tuple[int, ...]) -> bool:
+        """A new subscription wants what is retained: whether there may be something. It is handed over from `begin` on.
+        """
+        store = self._store_of(subscription)
+        if not len(store) or (not has_wildcard(subscription.pattern) and store.get(subscription.pattern) is None):
+            return False
+        if session.due is None:
+            session.due = {}
+        if len(session.due) >= RETAINED_STREAMS_MAX:
+            # Subscribes again and again and does not take what it gets.
+            self._broker.counters.dropped["retained, too many asked for at once"] += 1
+            return False
+        session.due[subscription.filter] = Due(subscription, before)
+        if session.persistent and subscription.qos and store is self.store:
+            self._broker.sessions.change(session, changes.due(session.number, subscription.filter, before))
+        return True
+
+    def unwanted(self, session: Session, filter: bytes) -> None:
+        """Unsubscribed: nothing more comes of it [MQTT-3.10.4-2]."""
+        if session.due is not None:
+            session.due.pop(filter, None)
+
+    def _store_of(self, subscription: Subscription) -> RetainedStore:
+        return self.own if subscription.pattern.startswith(b"$") else self.store
+
+    def go_on(self, link: Link) -> None:
+        """The link may have room; or its session came back, with something still due."""
+        session = link.session
+        if session is not None and session.due and link not in self._active and link.phase is Phase.OPEN:
+            self._active.add(link)
+            self._broker.gate.add(self._steps(link, session))
+
+    def left(self, link: Link, session: Session) -> None:
+        if session.due:
+            # With QoS 0 nothing is owed to who is away (S4.4).
+            left = {filter: due for filter, due in session.due.items() if due.subscription.qos and session.persistent}
+            session.due = left or None
+        self._active.discard(link)
+
+    def _steps(self, link: Link, session: Session) -> Job:
+        """Hand over until there is no more room, or nothing more is due."""
+        now = self._broker
+        while session.due and link.session is session and link in self._active:
+            due: Due = next(iter(session.due.values()))
+            outbox = link.outbox
+            if not outbox.room() or not outbox.credit(1):
+                break  # goes on when the client acknowledges or its socket drains
+            if due.scan is None:
+                due.scan = self._store_of(due.subscription).scan(due.subscription.pattern)
+            cost = 1
+            if not due.taken:
+                seen = due.scan.steps
+                due.taken = [
+                    m
+                    for m in due.scan.take(now.now_ms, RETAINED_STEP, KEYS_STEP)
+                    if m.qos < self._stored_qos or m.position < due.before[m.position >> PARTITION_SHIFT]
+                ]
+                cost += (due.scan.steps - seen) // 4
+            if due.taken:
+                target = Target(RETAINED_READER, link, [due.subscription])
+                sent = outbox.send_retained(target, rows_of(due.taken, now.now_ms), due.taken)
+                del due.taken[:sent]
+                cost += 3 * sent
+            if due.scan.done and not due.taken:
+                if session.due.get(due.subscription.filter) is due:
+                    del session.due[due.subscription.filter]
+                if session.persistent and due.subscription.qos and self._store_of(due.subscription) is self.store:
+                    now.sessions.change(session, changes.handed(session.number, due.subscription.filter))
+            yield cost
+        self._active.discard(link)
+        if not session.due:
+            session.due = None

@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 from tidegate import __version__
 from tidegate.broker.notices import publish_unstored
-from tidegate.limits import CLIENT_ID_BYTES_MAX
 from tidegate.log.segment import SegmentFacts
 from tidegate.router import Retained
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from tidegate.broker.core import Broker
 
 PREFIX = b"$SYS/broker/"
+NAME_MAX = 1024  # characters of a client id that a topic of ours shows
 NOWHERE = -1  # the position of what is not in the log: before everything that is
 AVERAGES = ((1, b"1min"), (5, b"5min"), (15, b"15min"))
 RATES = (
@@ -65,7 +65,7 @@ class SysTopics:
 
     def _show(self, topic: bytes, payload: bytes) -> None:
         broker = self.broker
-        broker.own_retained.put(Retained(topic, payload, 0, b"", None, broker.now_ms, NOWHERE, b""))
+        broker.retaining.own.put(Retained(topic, payload, 0, b"", None, broker.now_ms, NOWHERE, b""))
         publish_unstored(broker, topic, payload)
 
     def _show_verdicts(self) -> None:
@@ -81,14 +81,16 @@ class SysTopics:
             if verdict.id not in before:
                 self._show(topic, verdict.told)
         for topic in set(before.values()) - set(self._verdicts.values()):
-            self.broker.own_retained.delete(topic)
+            self.broker.retaining.own.delete(topic)
 
     def values(self) -> dict[bytes, bytes]:
         broker = self.broker
         counters = broker.counters
-        connected = len(broker.links)
-        persistent_away = sum(1 for s in broker.sessions.values() if s.link is None)
+        connected = len(broker.sessions.links)
+        persistent_away = broker.sessions.away
         segments = broker.log.segments()
+        # Positions jump after a crash; within segments they count messages.
+        stored = sum(segment.end - segment.base for segment in segments)
         heap_bytes, heap_bytes_max = self._memory_bytes()
         totals: dict[str, float] = {
             "messages_received": counters.messages_received,
@@ -111,10 +113,10 @@ class SysTopics:
             b"clients/maximum": b"%d" % counters.clients_max,
             b"clients/expired": b"%d" % counters.clients_expired,
             b"subscriptions/count": b"%d" % len(broker.table.index),
-            b"shared_subscriptions/count": b"%d" % sum(len(g.members) for g in broker.groups.values()),
-            b"retained messages/count": b"%d" % (len(broker.retained) + len(broker.own_retained)),
-            b"messages/stored": b"%d" % (broker.log.end - broker.log.floor),
-            b"store/messages/count": b"%d" % (broker.log.end - broker.log.floor),
+            b"shared_subscriptions/count": b"%d" % broker.groups.members,
+            b"retained messages/count": b"%d" % (len(broker.retaining.store) + len(broker.retaining.own)),
+            b"messages/stored": b"%d" % stored,
+            b"store/messages/count": b"%d" % stored,
             b"store/messages/bytes": b"%d" % sum(segment.bytes for segment in segments),
             b"messages/received": b"%d" % totals["messages_received"],
             b"messages/sent": b"%d" % totals["messages_sent_total"],
@@ -122,13 +124,13 @@ class SysTopics:
             b"publish/messages/sent": b"%d" % counters.publishes_sent,
             b"publish/messages/dropped": b"%d" % totals["dropped_total"],
             b"publish/bytes/received": b"%d" % counters.publish_bytes_received,
-            b"publish/bytes/sent": b"%d" % counters.bytes_sent,
+            b"publish/bytes/sent": b"%d" % counters.publish_bytes_sent,
             b"bytes/received": b"%d" % counters.bytes_received,
             b"bytes/sent": b"%d" % counters.bytes_sent,
             b"heap/current": b"%d" % heap_bytes,
             b"heap/maximum": b"%d" % heap_bytes_max,
-            b"log/floor": b"%d" % broker.log.floor,
-            b"log/end": b"%d" % broker.log.end,
+            b"log/floor": b"%d" % broker.log.floors[0],
+            b"log/end": b"%d" % broker.log.ends[0],
             b"log/segments": b"%d" % len(segments),
         }
         found.update(self._archive(segments))
@@ -152,8 +154,8 @@ class SysTopics:
             b"archive/lag": b"%d" % lag,
             b"archive/messages/read": b"%d" % archive.messages_read,
             b"archive/messages/damaged": b"%d" % archive.damaged,
-            b"archive/full": b"%d" % bool(self.broker.full),
-            b"log/seam": b"%d" % (segments[0].base if segments else self.broker.log.end),
+            b"archive/full": b"%d" % bool(self.broker.storing.full),
+            b"log/seam": b"%d" % (segments[0].base if segments else self.broker.log.ends[0]),
         }
 
     def _averages(self, totals: dict[str, float]) -> dict[bytes, bytes]:
@@ -175,7 +177,7 @@ class SysTopics:
 
 def _safe(name: str) -> bytes:
     """A name from outside as a topic level: what may not stand in one is written as %XX."""
-    name = name[:CLIENT_ID_BYTES_MAX]
+    name = name[:NAME_MAX]
     safe = "".join(c if c.isprintable() and c not in "/+#%" else quote(c, "", errors="replace") for c in name)
     return safe.encode()
 

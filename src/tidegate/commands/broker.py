@@ -4,91 +4,124 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
-from tidegate.config import Config, Durability, LogLevel
-from tidegate.config_sources import Value
+from tidegate.config import Config, Durability, LogFormat, LogLevel
+from tidegate.errors import TidegateError
 
-from .config import config_file, configured, data_option
-from .failure import listen_failure
+from .config import data_option, with_config
+from .failure import Failure, failure_of, listen_failure
 from .pipeline import missing_packages
 
-
-def _broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option(
-            "--log-level", type=click.Choice(get_args(LogLevel)), help="The least severe events shown."
-        ),
-        config_file,
-        click.option(
-            "--durability",
-            type=click.Choice(get_args(Durability)),
-            help="Acknowledge publishers after fsync (default), after the write, or without files.",
-        ),
-        click.option("--host", help="Address to listen on (default 127.0.0.1)."),
-        click.option("--port", type=int, help="TCP port for MQTT (default 1883)."),
-        data_option,
-    ):
-        command = option(command)
-    return command
+if TYPE_CHECKING:
+    from tidegate.server.listening import Address
 
 
-def _run(config: Config) -> None:
-    from tidegate.server import app
-
-    try:
-        sys.exit(app.run(config))
-    except OSError as error:
-        failure = listen_failure(error, config.listen.host, config.listen.port)
-        if failure is None:
-            raise
-        raise failure from error
+_broker_options = with_config(
+    data=data_option,
+    port=click.option(
+        "--port", type=int, help="TCP port for MQTT (default: as configured, or 1883); 0 for a free one."
+    ),
+    host=click.option(
+        "--host", help="Address to listen on (default: as configured, or 127.0.0.1); 0.0.0.0 for every interface."
+    ),
+    durability=click.option(
+        "--durability",
+        type=click.Choice(get_args(Durability)),
+        help="Acknowledge publishers after fsync (default), after the write, or without files.",
+    ),
+    log_level=click.option(
+        "--log-level", type=click.Choice(get_args(LogLevel)), help="The least severe events shown (default: info)."
+    ),
+    log_format=click.option(
+        "--log-format", type=click.Choice(get_args(LogFormat)), help="Events as text (default), or as JSON lines."
+    ),
+)
 
 
 @click.command("broker")
 @_broker_options
-def broker(file: Path | None, **given: Value | None) -> None:
+@click.option("--ready-fd", type=int, hidden=True, help="Tell this descriptor where the broker listens.")
+def broker(config: Config, ready_fd: int | None) -> None:
     """Run the broker alone, in the foreground.
 
-    SIGTERM or Ctrl-C stops it cleanly: it flushes, tells its clients, and keeps their sessions.
+    SIGTERM or Ctrl-C stops it cleanly: it flushes, tells its clients, and keeps their sessions. There is no
+    authentication: on an address that others can reach, everybody may read and write everything.
+
+    \b
+    Exit codes:  0 it was stopped
+                 1 it failed: another start may go well
+                 2 it refused to start: the configuration, the address or the folder has to be mended
 
     \b
     Examples:
       tidegate broker --data /var/lib/tidegate --port 1883 --host 0.0.0.0
       tidegate broker --data /tmp/try --port 1884 --durability memory
     """
-    _run(configured(file, **given))
+    from tidegate.server import app
+    from tidegate.server.events import Events
+    from tidegate.server.listening import through
+
+    try:
+        code = app.run(config, through(ready_fd) if ready_fd is not None else None)
+    except (TidegateError, OSError) as error:
+        failure = _failure(error, config)
+        if config.log_format == "text":
+            raise failure from error
+        events = Events(config.log_level, config.log_format)
+        events.report("broker.refused", {"error": failure.message, "hint": failure.hint})
+        code = failure.exit_code
+    sys.exit(code)
+
+
+def _failure(error: TidegateError | OSError, config: Config) -> Failure:
+    listening = listen_failure(error, config.listen.host, config.listen.port) if isinstance(error, OSError) else None
+    return listening or failure_of(error)
 
 
 @click.command("up")
 @_broker_options
-def up(file: Path | None, **given: Value | None) -> None:
-    """Start Tidegate and say what to try first: the broker, and beside it the Spark pipeline.
+@click.pass_context
+def up(context: click.Context, config: Config) -> None:
+    """Start the broker, and beside it the Spark pipeline.
+
+    It says where the broker listens and what to try first. Both are started again when they die, after pauses of 1 s
+    to 60 s. A broker that cannot run as it is configured ends `up` with exit code 2. SIGTERM or Ctrl-C stops both
+    cleanly.
 
     \b
     Examples:
       tidegate up
       tidegate up --port 1884 --data my-data
     """
-    config = configured(file, **given)
     _probe(config)
     without = _no_pipeline(config)
-    _welcome(config, without)
-    if without is not None:
-        _run(config)
-        return
+    from tidegate.server.listening import in_words
     from tidegate.server.supervisor import Supervisor
 
+    def welcome(address: Address) -> None:
+        _welcome(config, address, without)
+
     tidegate = [sys.executable, "-m", "tidegate.cli"]
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
-    both = [f"--config={file}"] if file is not None else []
-    broker_command = [*tidegate, "broker", *both, *flags]
-    pipeline_command = [*tidegate, "pipeline", "run", *both, f"--data={config.data}"]
-    sys.exit(Supervisor(broker_command, pipeline_command, config.data).run())
+    flags = {
+        each.opts[0]: context.params[each.name]
+        for each in context.command.params
+        if each.name is not None and context.params.get(each.name) is not None
+    }
+    broker_command = [*tidegate, "broker", *(f"{name}={value}" for name, value in flags.items())]
+    file = [f"--config={flags['--config']}"] if "--config" in flags else []
+    pipeline_command = [*tidegate, "pipeline", "run", *file, f"--data={config.data}"]
+    kept = "memory" if config.log.durability == "memory" else str(config.data)
+    supervisor = Supervisor(
+        broker_command,
+        pipeline_command if without is None else None,
+        config.data,
+        welcome=welcome,
+        announce=in_words(kept),
+    )
+    sys.exit(supervisor.run())
 
 
 def _no_pipeline(config: Config) -> str | None:
@@ -103,7 +136,7 @@ def _no_pipeline(config: Config) -> str | None:
 
 
 def _probe(config: Config) -> None:
-    """Refuses before the welcome, not after it, when the address cannot be had."""
+    """Refuses at once when the address cannot be had; the broker itself would load its data first."""
     host, port = config.listen.host, config.listen.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as trial:
@@ -116,16 +149,12 @@ def _probe(config: Config) -> None:
                 raise failure from error
 
 
-def _welcome(config: Config, no_pipeline: str | None) -> None:
+def _welcome(config: Config, address: Address, no_pipeline: str | None) -> None:
     from rich.console import Console, Group
     from rich.panel import Panel
     from rich.text import Text
 
-    port = config.listen.port
-    at = f" --port {port}" if port not in (0, 1883) else " --port PORT" if port == 0 else ""
-    place = (
-        f"mqtt://{config.listen.host}:{port}" if port else f"{config.listen.host}, on a free port named below"
-    )
+    at = f" --port {address.port}" if address.port != Config().listen.port else ""
     kept = (
         "nothing is written (durability memory)"
         if config.log.durability == "memory"
@@ -133,7 +162,7 @@ def _welcome(config: Config, no_pipeline: str | None) -> None:
     )
     of = f" --data {config.data}" if config.data != Config().data else ""
     lines = [
-        Text.assemble(("Listens on   ", "dim"), (place, "bold")),
+        Text.assemble(("Listens on   ", "dim"), (f"mqtt://{address}", "bold")),
         Text.assemble(("Data folder  ", "dim"), kept),
         Text.assemble(("Pipeline     ", "dim"), no_pipeline or f"Spark on {config.spark['spark.master']}"),
         Text(""),

@@ -1,26 +1,34 @@
-"""`tidegate config check` and `tidegate config show`."""
+"""`tidegate config check` and `tidegate config show`; and how every other command comes by its configuration."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tidegate.config import Config
-from tidegate.config_sources import Value, load
+from tidegate.config_sources import Value, load, settings
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 config_file = click.option(
     "--config",
     "file",
+    metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Configuration file (default: tidegate.toml in the current folder, if it exists).",
+    help="Configuration file (default: tidegate.toml in the current folder, if there is one).",
 )
 
-
 data_option = click.option(
-    "--data", type=click.Path(path_type=Path), help="The data folder (default: data)."
+    "--data",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="The broker's data folder (default: as configured, or data).",
 )
 
 HIDDEN = "(hidden)"
@@ -32,6 +40,24 @@ def configured(file: Path | None, **given: Value | None) -> Config:
     """The configuration, with the flags that the user gave."""
     flags = {_PATHS.get(name, name): value for name, value in given.items() if value is not None}
     return load(file, os.environ, flags).config
+
+
+def with_config(**options: Decorator) -> Decorator:
+    """Gives a command `--config` and these options, named like the settings they are flags of. What it gets is
+    `config`, filled from the file, then the environment, then the flags."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def filled(file: Path | None, **given: Any) -> Any:
+            flags = {name: given.pop(name) for name in options}
+            return command(config=configured(file, **flags), **given)
+
+        decorated: Callable[..., Any] = config_file(filled)
+        for option in reversed(options.values()):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
 
 
 @click.group("config")
@@ -49,10 +75,12 @@ def check(file: Path | None) -> None:
       tidegate config check --config /etc/tidegate.toml
     """
     loaded = load(file, os.environ, {})
-    changed = sum(source != "default" for source in loaded.sources.values())
-    click.echo(
-        f"The configuration is right: {changed} of {len(loaded.sources)} settings differ from a plain start."
-    )
+    known = settings()
+    changed = sum(loaded.chosen[path].value != each.default for path, each in known.items())
+    differ = "differs from its default" if changed == 1 else "differ from their defaults"
+    own = len(loaded.chosen) - len(known)
+    added = "" if not own else ", and 1 entry is your own" if own == 1 else f", and {own} entries are your own"
+    click.echo(f"The configuration is right: {changed} of {len(known)} settings {differ}{added}.")
 
 
 @config_group.command("show")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import click
 
+from tidegate.config import Config
 from tidegate.errors import PeerError
 from tidegate.log.frame import MESSAGES, Buffer, decode_messages
 from tidegate.log.index import TopicIndex
@@ -35,8 +36,8 @@ from tidegate.log.segment import (
 from tidegate.router.filters import Start, check_filter, matches
 from tidegate.wire.properties import read_properties, with_length
 
+from .config import data_option, with_config
 from .failure import Failure
-from .sessions import data_folder
 from .text import parse_place, payload_text, safe, utc
 
 PUBLISH = 3  # the packet type whose properties a record carries
@@ -134,16 +135,16 @@ def summary_of(segment: Segment) -> Summary:
 
 
 @log_group.command("list")
-@data_folder
+@with_config(data=data_option)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for programs.")
-def list_segments(data: Path, as_json: bool) -> None:
+def list_segments(config: Config, as_json: bool) -> None:
     """List the segments.
 
     \b
     Example:
       tidegate log list --data data
     """
-    summaries = [summary_of(each) for each in open_segments(data)]
+    summaries = [summary_of(each) for each in open_segments(config.data)]
     if as_json:
         for each in summaries:
             click.echo(json.dumps({name: getattr(each, name) for name in Summary.__slots__}))
@@ -224,14 +225,14 @@ def records(
 
 
 @log_group.command("dump")
-@data_folder
+@with_config(data=data_option)
 @click.option("--filter", "topic_filter", metavar="FILTER", help="Only messages whose topic matches.")
-@click.option("--from", "origin", default="earliest", metavar="PLACE", help="Where to begin.")
+@click.option("--from", "origin", default="earliest", show_default=True, metavar="PLACE", help="Where to begin.")
 @click.option("--to", "until", metavar="PLACE", help="Where to stop; what is there is not shown.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most N messages.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for programs.")
 def dump(
-    data: Path, topic_filter: str | None, origin: str, until: str | None, limit: int | None, as_json: bool
+    config: Config, topic_filter: str | None, origin: str, until: str | None, limit: int | None, as_json: bool
 ) -> None:
     """Show the stored messages.
 
@@ -246,7 +247,7 @@ def dump(
     start = parse_place(origin, now_ms)
     stop = None if until is None else parse_place(until, now_ms)
     line = _json_line if as_json else _text_line
-    for number, record in enumerate(records(data, _topic_test(topic_filter), start, stop)):
+    for number, record in enumerate(records(config.data, _topic_test(topic_filter), start, stop)):
         if number == limit:
             break
         sys.stdout.write(line(record) + "\n")
@@ -368,8 +369,8 @@ def examine_all(data: Path, progressed: Callable[[int], None]) -> Verdict:
 
 
 @log_group.command("verify")
-@data_folder
-def verify(data: Path) -> None:
+@with_config(data=data_option)
+def verify(config: Config) -> None:
     """Check every byte of the log against its checksums. Exit code 1 if anything is damaged.
 
     \b
@@ -379,12 +380,12 @@ def verify(data: Path) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    total = sum(each.stat().st_size for each in segment_files(data))
+    total = sum(each.stat().st_size for each in segment_files(config.data))
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("verify", total=total)
-        verdict = examine_all(data, lambda size: progress.advance(task, size))
+        verdict = examine_all(config.data, lambda size: progress.advance(task, size))
     for damage in verdict.damages:
         click.echo(
             f"damaged: {damage.segment} at byte {damage.offset}, {damage.bytes} bytes: {damage.reason}"

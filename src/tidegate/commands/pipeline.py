@@ -21,7 +21,7 @@ import click
 from tidegate.config import Config
 from tidegate.pipeline.status import read_status
 
-from .config import config_file, configured, data_option
+from .config import config_file, configured, data_option, with_config
 from .failure import Failure, Refusal
 from .text import safe
 
@@ -39,7 +39,10 @@ STOP_POLL_S = 0.1
 
 @click.group("pipeline")
 def pipeline_group() -> None:
-    """The Spark pipeline: from the log into the lake, and what follows from it."""
+    """Run and watch the Spark pipeline.
+
+    It takes the messages from the log into the lake, and makes tables of them. `tidegate up` runs it by itself.
+    """
 
 
 def missing_packages() -> list[str]:
@@ -70,10 +73,10 @@ def _spark_setting(context: click.Context, parameter: click.Parameter, given: tu
 )
 @click.option("--once", is_flag=True, help="Process what there is, and end.")
 def run(file: Path | None, data: Path | None, spark: dict[str, str], once: bool) -> None:
-    """Run the pipeline in the foreground, beside a broker or without one.
+    """Run the pipeline in the foreground.
 
-    `tidegate up` does this by itself. SIGTERM or Ctrl-C ends it after the step at hand; nothing is lost or done twice,
-    whenever and however it ends.
+    With a broker beside it or without one; `tidegate up` does this by itself. SIGTERM or Ctrl-C ends it after the
+    step at hand; nothing is lost or done twice, whenever and however it ends.
 
     \b
     Examples:
@@ -176,14 +179,14 @@ def driver_pid(data: Path) -> int | None:
 
 
 @pipeline_group.command("status")
-@data_option
-@config_file
+@with_config(data=data_option)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
 @click.option("--watch", is_flag=True, help="Show it anew every second, until Ctrl-C.")
-def status(file: Path | None, data: Path | None, as_json: bool, watch: bool) -> None:
-    """Show how the jobs are doing: state, rate, lag, last batch, failures.
+def status(config: Config, as_json: bool, watch: bool) -> None:
+    """Show how the jobs are doing.
 
-    The exit code is 1 if a job is failing, or if the pipeline died.
+    For each its state, rate, lag, last batch and failures. The exit code is 1 if a job is failing, or if the pipeline
+    died.
 
     \b
     Examples:
@@ -193,7 +196,7 @@ def status(file: Path | None, data: Path | None, as_json: bool, watch: bool) -> 
     """
     if as_json and watch:
         raise Failure("--watch shows a table; it does not go with --json")
-    folder = configured(file, data=data).data
+    folder = config.data
     found = report(folder, time.time())
     if as_json:
         click.echo(json.dumps(found.status, indent=2, ensure_ascii=False))
@@ -302,19 +305,18 @@ def _unix(moment: str) -> float:
 
 
 @pipeline_group.command("stop")
-@data_option
-@config_file
+@with_config(data=data_option)
 @click.option(
     "--timeout", type=click.FloatRange(0), default=60.0, show_default=True, help="How long to wait, in seconds."
 )
-def stop(file: Path | None, data: Path | None, timeout: float) -> None:
+def stop(config: Config, timeout: float) -> None:
     """Stop the pipeline of a data folder, after the step at hand. `tidegate up` does not start it again.
 
     \b
     Example:
       tidegate pipeline stop --data data
     """
-    folder = configured(file, data=data).data
+    folder = config.data
     pid = driver_pid(folder)
     if pid is None:
         click.echo(f"No pipeline runs for {folder}.")

@@ -15,7 +15,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from .failure import Failure, Refusal
-from .mqtt import Connection, Peer, connection_options, reason_text
+from .mqtt import Connection, Peer, connects, reason_text
 
 # How many messages may be on their way at once, however many the broker would allow.
 IN_FLIGHT_MAX = 1000
@@ -29,26 +29,51 @@ _PROPERTIES = {
 
 
 @click.command("pub")
-@connection_options
+@connects
 @click.option("-t", "--topic", required=True, help="Topic to publish to.")
-@click.option("-m", "--message", help="The payload, as text.")
+@click.option("-m", "--message", metavar="TEXT", help="The payload, as text.")
 @click.option(
-    "-f", "--file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Payload file."
+    "-f",
+    "--file",
+    "payload_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The payload, from a file.",
 )
 @click.option("--stdin-lines", is_flag=True, help="One message per line of standard input.")
-@click.option("-q", "--qos", type=click.IntRange(0, 2), default=0, show_default=True)
-@click.option("-r", "--retain", is_flag=True, help="Keep it as the topic's retained message.")
-@click.option("--property", "named", multiple=True, metavar="NAME=VALUE", help=", ".join(_PROPERTIES) + ".")
 @click.option(
-    "--user-property", "user_pairs", multiple=True, metavar="NAME=VALUE", help="May be given more than once."
+    "-q",
+    "--qos",
+    type=click.IntRange(0, 2),
+    default=0,
+    show_default=True,
+    help="0: send it. 1: at least once. 2: exactly once.",
+)
+@click.option("-r", "--retain", is_flag=True, help="Keep it as the topic's retained message.")
+@click.option(
+    "--property",
+    "named",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help=f"A property of MQTT 5: {', '.join(_PROPERTIES)}. May be given more than once.",
+)
+@click.option(
+    "--user-property",
+    "user_pairs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A user property of MQTT 5. May be given more than once.",
 )
 @click.option("--expiry", type=click.IntRange(0), metavar="SECONDS", help="The message expires after this.")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Send it N times.")
-@click.option("--repeat", type=click.FloatRange(0), metavar="SECONDS", help="Send it again after each pause.")
+@click.option(
+    "--repeat", type=click.FloatRange(0), metavar="SECONDS", help="Send it again and again, after this pause."
+)
 def pub(
+    peer: Peer,
     topic: str,
     message: str | None,
-    file: Path | None,
+    payload_file: Path | None,
     stdin_lines: bool,
     qos: int,
     retain: bool,
@@ -57,7 +82,6 @@ def pub(
     expiry: int | None,
     count: int | None,
     repeat: float | None,
-    **given: Any,
 ) -> None:
     """Publish messages, and wait until the broker has them.
 
@@ -72,14 +96,13 @@ def pub(
       tidegate pub -t demo/tick -m tick --repeat 1
       tidegate pub -t demo/doc -f doc.json --property content-type=application/json --expiry 60
     """
-    if sum((message is not None, file is not None, stdin_lines)) != 1:
+    if sum((message is not None, payload_file is not None, stdin_lines)) != 1:
         raise click.UsageError("Give the payload with one of -m, -f or --stdin-lines.")
-    peer = Peer(**given)
     properties = _properties(peer, named, user_pairs, expiry)
     if stdin_lines:
         payloads: Iterator[bytes] = (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
     else:
-        payload = file.read_bytes() if file is not None else (message or "").encode()
+        payload = payload_file.read_bytes() if payload_file is not None else (message or "").encode()
         times = count or (1 if repeat is None else None)
         payloads = itertools.repeat(payload) if times is None else itertools.repeat(payload, times)
     publication = _Publication(Connection(peer), qos)

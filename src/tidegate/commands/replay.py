@@ -8,17 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
+from tidegate.config import Config
 from tidegate.errors import BrokerUnreachable, PeerError, PublishRefused
 from tidegate.router.filters import parse
 
-from .config import config_file, configured, data_option
+from .config import data_option, with_config
 from .failure import Failure, Refusal
+from .mqtt import address_of, host_option, port_option
 from .spark import lake_of, spark_for, watched
 from .text import parse_place, safe
 
@@ -34,24 +35,26 @@ INTERRUPTED = 130
 
 
 @click.command("replay")
-@data_option
-@config_file
+@with_config(data=data_option, host=host_option, port=port_option)
 @click.option("--filter", "topic_filter", metavar="FILTER", help="Only messages whose topic matches.")
-@click.option("--from", "origin", default="earliest", metavar="PLACE", help="Where to begin.")
+@click.option("--from", "origin", default="earliest", show_default=True, metavar="PLACE", help="Where to begin.")
 @click.option("--to", "until", metavar="PLACE", help="Where to stop; what is there is not sent.")
 @click.option("--tenant", help="Only messages of this tenant.")
-@click.option("--speed", default="max", show_default=True, help="max; 1x or 10x of the original; 500/s.")
+@click.option(
+    "--speed",
+    default="max",
+    show_default=True,
+    metavar="SPEED",
+    help="max; 1x, or 10x as fast as they were published; or 500/s.",
+)
 @click.option("--to-topic", "template", metavar="TEMPLATE", help="Publish to another topic: 'replayed/{topic}'.")
 @click.option("--qos", type=click.IntRange(0, 2), help="With this QoS (default: as it was).")
 @click.option("--retain", is_flag=True, help="Keep the retain flag of messages that had it.")
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=click.IntRange(1, 65535), default=1883, show_default=True)
 @click.option("--dead-letters", "dead", is_flag=True, help="Send messages again that were given up.")
 @click.option("--where", metavar="SQL", help="Only these dead letters, by a condition on their columns.")
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
 def replay(
-    file: Path | None,
-    data: Path | None,
+    config: Config,
     topic_filter: str | None,
     origin: str,
     until: str | None,
@@ -60,8 +63,6 @@ def replay(
     template: str | None,
     qos: int | None,
     retain: bool,
-    host: str,
-    port: int,
     dead: bool,
     where: str | None,
     dry_run: bool,
@@ -81,7 +82,7 @@ def replay(
       tidegate replay --dead-letters --where "reason = 'expired' and client = 'pump-7'"
       tidegate replay --filter 'plant/#' --dry-run
     """
-    config = configured(file, data=data)
+    broker = None if dry_run else address_of(config)
     lake = lake_of(config)
     from rich.console import Console
 
@@ -104,8 +105,8 @@ def replay(
         if found is None:
             raise Refusal("there is nothing to send", "choose another --filter, --from or --to")
         _tell(found, dry_run)
-        if not dry_run:
-            sys.exit(_send(source, found, pace, host, port, console))
+        if broker is not None:
+            sys.exit(_send(source, found, pace, *broker, console))
 
 
 def _checked(topic_filter: str | None) -> str | None:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import click
 
+from tidegate.config import Config
+
+from .config import data_option, with_config
 from .text import safe
 
 FIELDS = ("client_id", "connected", "persistent", "subscriptions", "position", "expires")
 
-data_folder = click.option(
-    "--data",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    default=Path("data"),
-    show_default=True,
-    help="The broker's data folder.",
-)
-
 
 @click.command("sessions")
-@data_folder
+@with_config(data=data_option)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for programs.")
-def sessions(data: Path, as_json: bool) -> None:
+def sessions(config: Config, as_json: bool) -> None:
     """List the stored sessions. Only reads; works beside a running broker.
 
     \b
@@ -35,6 +29,7 @@ def sessions(data: Path, as_json: bool) -> None:
 
     from .log import segment_files
 
+    data = config.data
     segment_files(data)  # says what is wrong if there is no log
     facts = sessions_in(state_beside(data / "log"))
     if as_json:

@@ -15,7 +15,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from .config import config_file, configured, data_option
+from tidegate.config import Config
+
+from .config import data_option, with_config
 from .failure import Failure, Refusal
 from .spark import lake_of, spark_for, watched
 from .text import safe
@@ -34,15 +36,14 @@ _SUFFIXES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"
 
 @click.command("sql")
 @click.argument("query")
-@data_option
-@config_file
+@with_config(data=data_option)
 @click.option(
     "--format", "chosen", type=click.Choice(FORMATS), help="What comes out (default: a table, or what --out ends in)."
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help=f"At most N rows (a table: {SHOWN_ROWS}).")
 def sql(
-    query: str, file: Path | None, data: Path | None, chosen: str | None, out: Path | None, limit: int | None
+    config: Config, query: str, chosen: str | None, out: Path | None, limit: int | None
 ) -> None:
     """Ask the lake, in Spark SQL. Only looks; works beside a running pipeline.
 
@@ -57,7 +58,6 @@ def sql(
       tidegate sql "select reason, count(*) from dead_letters group by reason"
     """
     form = _format(chosen, out)
-    config = configured(file, data=data)
     lake = lake_of(config)
     from pyspark.errors import PySparkException
     from rich.console import Console

@@ -7,28 +7,41 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import click
 from paho.mqtt.client import MQTTMessage
-from paho.mqtt.properties import Properties
-from paho.mqtt.reasoncodes import ReasonCode
 
-from .failure import Failure, Refusal
-from .mqtt import Connection, Peer, connection_options, reason_text
+from .mqtt import Connection, Peer, connects
+from .subscription import Subscription
 from .text import parse_place, payload_text, safe, utc
 
 TIMED_OUT = 3
 
 
 @click.command("sub")
-@connection_options
+@connects
 @click.option(
-    "-t", "--topic", "filters", required=True, multiple=True, help="Filter; may be given more than once."
+    "-t",
+    "--topic",
+    "filters",
+    required=True,
+    multiple=True,
+    metavar="FILTER",
+    help="Topics to watch, with + and # as wildcards. May be given more than once.",
 )
-@click.option("-q", "--qos", type=click.IntRange(0, 2), default=0, show_default=True)
 @click.option(
-    "--from", "origin", metavar="PLACE", help="Go back: earliest, a position, a time, or a span like -15m."
+    "-q",
+    "--qos",
+    type=click.IntRange(0, 2),
+    default=0,
+    show_default=True,
+    help="The highest QoS in which messages are sent here.",
+)
+@click.option(
+    "--from",
+    "origin",
+    metavar="PLACE",
+    help="Go back: earliest, a position, a time such as 2026-01-31T12:00:00Z, or an age such as -15m.",
 )
 @click.option("--count", type=click.IntRange(1), metavar="N", help="End after N messages.")
 @click.option(
@@ -38,11 +51,18 @@ TIMED_OUT = 3
     "-v", "--verbose", is_flag=True, help="Show topics, and the time and position of replayed messages."
 )
 @click.option(
-    "--format", "shape", metavar="FORMAT", help="text, json, or a template such as '%t %p' (see below)."
+    "--format", "shape", metavar="FORMAT", help="text, json, or a template such as '%t %p' (see above)."
 )
 @click.option("--raw", is_flag=True, help="Write the payloads' bytes and nothing else.")
 @click.option("--keep-session", is_flag=True, help="Keep the session when this ends; needs -i.")
+@click.option(
+    "--reconnect/--no-reconnect",
+    default=True,
+    show_default=True,
+    help="Whether a connection that is lost is made again, after pauses of 0.5 s to 30 s, or is an error.",
+)
 def sub(
+    peer: Peer,
     filters: tuple[str, ...],
     qos: int,
     origin: str | None,
@@ -52,12 +72,15 @@ def sub(
     shape: str | None,
     raw: bool,
     keep_session: bool,
-    **given: Any,
+    reconnect: bool,
 ) -> None:
     """Subscribe and show messages, one per line, as they come.
 
     Payloads that are not UTF-8 are shown as hexadecimal digits, and control characters escaped; --raw
     writes the bytes as they are.
+
+    When the connection is lost it is made again. A session that is kept (-i ID --keep-session, with -q 1 or 2) goes on
+    where it was, and so does --from; other subscriptions miss what is published meanwhile.
 
     \b
     Templates:  %t topic    %p payload   %x payload in hexadecimal   %l its length
@@ -71,21 +94,28 @@ def sub(
       tidegate sub -t '$share/workers/jobs/#' -q 1
       tidegate sub -t 'demo/#' -q 1 -i laptop --keep-session
     """
-    peer = Peer(**given)
     if keep_session and not peer.client_id:
         raise click.UsageError(
             "--keep-session needs a client id to find the session again: give one with -i."
         )
     if raw and (shape or verbose):
         raise click.UsageError("--raw writes payloads only; leave out -v and --format.")
-    if origin is not None:
-        place = replay_place(origin)
-        filters = tuple(f"$replay/{place}/{each}" for each in filters)
-    subscription = _Subscription(
-        Connection(peer, keep_session=keep_session), count, _writer(shape, verbose, raw)
+    subscription = Subscription(
+        Connection(peer, keep_session=keep_session),
+        filters,
+        qos,
+        _writer(shape, verbose, raw),
+        place=None if origin is None else replay_place(origin),
+        count=count,
+        reconnect=reconnect,
     )
+    shown_until_the_end(subscription, timeout)
+
+
+def shown_until_the_end(subscription: Subscription, timeout_s: float | None) -> None:
+    """Until its count or the timeout is reached, Ctrl-C, or nobody reads what is shown."""
     try:
-        ended = subscription.run(filters, qos, timeout)
+        ended = subscription.run(timeout_s)
     except KeyboardInterrupt:
         subscription.connection.close()
         return
@@ -101,63 +131,6 @@ def replay_place(origin: str) -> str:
     """The `<from>` of `$replay/<from>/<filter>`. Times go in UTC: the `+` of an offset is a wildcard."""
     start = parse_place(origin, time.time_ns() // 1_000_000)
     return utc(start.value) if start.kind == "time" else origin
-
-
-class _Subscription:
-    def __init__(
-        self, connection: Connection, count: int | None, write: Callable[[MQTTMessage], None]
-    ) -> None:
-        self.connection = connection
-        self._left = count
-        self._write = write
-        self._granted: tuple[list[ReasonCode], Properties | None] | None = None
-        # Acknowledged by hand: a message that was not written out must not count as received.
-        connection.client.manual_ack_set(True)
-        connection.client.on_message = self._on_message
-        connection.client.on_subscribe = self._on_subscribe
-
-    def run(self, filters: tuple[str, ...], qos: int, timeout_s: float | None) -> bool:
-        """True when the wanted number of messages came, False at the timeout."""
-        connection = self.connection
-        connection.open()
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            connection.client.subscribe([(each, qos) for each in filters])
-        except ValueError as error:
-            raise Failure(f"cannot subscribe: {error}") from error
-        while self._left != 0 and (until is None or time.monotonic() < until):
-            pause = 0.5 if until is None else max(0.0, min(0.5, until - time.monotonic()))
-            connection.turn(pause)
-            self._check_granted(filters)
-        connection.close()
-        return self._left == 0
-
-    def _check_granted(self, filters: tuple[str, ...]) -> None:
-        if self._granted is None:
-            return
-        codes, properties = self._granted
-        refused = [
-            f"{safe(each)}: {reason_text(code, properties)}"
-            for each, code in zip(filters, codes, strict=False)
-            if code.is_failure
-        ]
-        self._granted = None
-        if refused:
-            self.connection.close()
-            raise Refusal("the broker refused the subscription to " + "; ".join(refused))
-
-    def _on_message(self, client: Any, _u: Any, message: MQTTMessage) -> None:
-        if self._left == 0:
-            return
-        self._write(message)
-        client.ack(message.mid, message.qos)
-        if self._left is not None:
-            self._left -= 1
-
-    def _on_subscribe(
-        self, _c: Any, _u: Any, _mid: int, codes: list[ReasonCode], properties: Properties | None
-    ) -> None:
-        self._granted = (codes, properties)
 
 
 def _writer(shape: str | None, verbose: bool, raw: bool) -> Callable[[MQTTMessage], None]:

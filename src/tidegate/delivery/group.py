@@ -9,42 +9,32 @@ from __future__ import annotations
 
 from bisect import insort
 
+from tidegate.delivery.routes import Target
+from tidegate.log.rows import Rows
+from tidegate.log.run import QOS_MASK
 from tidegate.router.groups import Strategy, make_strategy
-from tidegate.session.flights import State
 from tidegate.session.link import Phase
-from tidegate.session.session import Reader, Session, Subscription
+from tidegate.session.reader import Reader
+from tidegate.session.session import Session, Subscription
 
 
 class Group(Reader):
-    __slots__ = ("live_from", "members", "redo", "strategy")
+    __slots__ = ("key", "live_from", "member_targets", "members", "redo", "strategy")
 
     def __init__(
-        self, number: int, name: bytes, pattern: bytes, cursor: int, strategy: Strategy[Subscription]
+        self, number: int, name: bytes, pattern: bytes, cursors: list[int], strategy: Strategy[Subscription]
     ) -> None:
-        super().__init__(number, None, cursor)
+        super().__init__(number, None, cursors)
         self.key = (name, pattern)
         self.members: list[Subscription] = []
+        self.member_targets: dict[Subscription, Target] = {}
         self.redo: list[int] = []  # positions that came back from members, in order
         self.strategy = strategy
-        self.live_from = cursor  # QoS 0 from before anyone was there is owed to nobody
+        self.live_from: tuple[int, ...] = tuple(cursors)  # QoS 0 from before anyone was there is owed to nobody
 
     @property
     def attended(self) -> bool:
         return any(member.session.link is not None for member in self.members)
-
-    def position(self, end: int) -> int:
-        """Everything before it has been acknowledged by somebody, or is a QoS 2 message that a member has begun:
-        that one is recorded by itself and stays with its member, however long it is away."""
-        lowest = end if self.live else self.cursor
-        if self.redo:
-            lowest = min(lowest, self.redo[0])
-        for member in self.members:
-            flights = member.session.flights
-            if flights is not None:
-                base = flights.lowest(self, qos_max=1)
-                if base is not None and base < lowest:
-                    lowest = base
-        return lowest
 
     def take_back(self, session: Session) -> int:
         """What `session` had in flight for this group with QoS 1 is to be handed out again: how many."""
@@ -52,8 +42,10 @@ class Group(Reader):
         if flights is None:
             return 0
         returned = 0
-        for flight in [f for f in flights.queue if f.reader is self and f.qos == 1 and f.state is not State.DONE]:
-            for position in range(flight.base, flight.base + flight.count):
+        for flight in flights.of(self):
+            if flight.qos != 1:
+                continue
+            for position in flight.positions:
                 insort(self.redo, position)
             returned += flight.count
             if session.link is None:
@@ -62,21 +54,69 @@ class Group(Reader):
                 flight.reader = HANDED_ON  # the client will still answer, and till then it fills its window
         return returned
 
+    # ── handing out ──
+
+    def deal(self, rows: Rows, a: int, b: int) -> int:
+        """Hand out rows a … b-1, which have the same flags, to members that have room: the row reached."""
+        while a < b:
+            reached = self._deal(rows, a, b)
+            if reached == a:
+                break
+            a = reached  # what has expired or is too large for its member took no room: there may be more
+        return a
+
+    def _deal(self, rows: Rows, a: int, b: int) -> int:
+        qos = rows.flags[a] & QOS_MASK
+        credits = {member: _credit(member, qos, b - a) for member in self.members}
+        if len(set(rows.publishers[a:b])) == 1:
+            shares = self.strategy.share(self.members, b - a, rows.publishers[a], credits)
+            if shares is not None:
+                for member, places in shares:
+                    self._hand(member, rows.take(range(a + places.start, a + places.stop, places.step)))
+                return b
+        dealt: dict[Subscription, list[int]] = {}
+        row = a
+        while row < b:
+            picked = self.strategy.pick(
+                self.members, rows.publishers[row], rows.topics[row], lambda m: credits[m] > 0
+            )
+            if picked is None:
+                break
+            credits[picked] -= 1
+            dealt.setdefault(picked, []).append(row)
+            row += 1
+        for member, places_of in dealt.items():
+            self._hand(member, rows.take(places_of))
+        return row
+
+    def _hand(self, member: Subscription, some: Rows) -> None:
+        link = member.session.link
+        target = self.member_targets.get(member)
+        if target is None or target.link is not link:
+            target = self.member_targets[member] = Target(self, link, [member])
+        assert link is not None
+        reached = link.outbox.send(target, some, 0, len(some))
+        for position in some.positions[reached:]:  # no packet id was free after all
+            insort(self.redo, position)
+
 
 # The reader of what a connected client was sent before it left the group, and which others get now.
-HANDED_ON = Group(0xFFFFFFFF, b"", b"", 0, make_strategy("round_robin"))
+HANDED_ON = Group(0xFFFFFFFF, b"", b"", [0], make_strategy("round_robin"))
 
 
 def forget_handed_on(session: Session) -> None:
     """The connection is gone on which the client could have answered."""
     if session.flights is not None:
-        for flight in [f for f in session.flights.queue if f.reader is HANDED_ON and f.state is not State.DONE]:
+        for flight in session.flights.of(HANDED_ON):
             session.flights.drop(flight)
 
 
-def can_take(member: Subscription, qos: int) -> bool:
-    """Whether the member is there and has room for one more message."""
+def _credit(member: Subscription, qos: int, wanted: int) -> int:
+    """How many of these messages the member can take now."""
     link = member.session.link
-    if link is None or link.phase is not Phase.OPEN or link.paused:
-        return False
-    return not qos or not member.qos or (link.on_wire < link.window and member.session.in_flight().room() > 0)
+    if link is None or link.phase is not Phase.OPEN or not link.outbox.room():
+        return 0
+    if not qos or not member.qos:
+        return wanted
+    outbox = link.outbox
+    return int(min(wanted, outbox.window - outbox.used)) if outbox.credit(1) else 0

@@ -1,46 +1,28 @@
-"""Routes: for a topic, everything that has been decided about its messages, ready to be carried out.
+"""Routes: for a tenant's topic, everything that has been decided about its messages, ready to be carried out.
 
-A route is looked up once per run of messages by the topic's bytes. It names the connected readers only: a
-session that is away costs nothing here. Routes are dropped when a subscription changes or a session comes or
-goes (S0.2), and made again from the subscription index at the next message.
+A route is looked up once per message by the topic's bytes. It names the connected readers only: a session that is away
+costs nothing here. Routes whose subscribers are the same share one list of targets, so that messages to many topics can
+go one way together. Routes are forgotten when a subscription changes or a session comes or goes (S0.2), and made again
+from the subscription index at the next message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from tidegate.delivery.encode import VariantKey, encode_sub_ids, variant_key
-from tidegate.errors import PeerError, Refused
-from tidegate.limits import ROUTES_MAX
-from tidegate.router import SubscriptionIndex, check_topic, has_wildcard, matches
+from tidegate.delivery.encode import Key, encode_sub_ids, key_of
+from tidegate.errors import Refused
+from tidegate.limits import ROUTES_MAX, ROUTES_STEP
+from tidegate.router import SubscriptionIndex, TopicSet, check_topic, has_wildcard
 from tidegate.session.link import Link
-from tidegate.session.session import Reader, Session, Subscription
-from tidegate.wire.properties import with_length
-
-# Above this many cached routes a changed wildcard filter clears them all instead of being matched with each.
-SCAN_ROUTES_MAX = 512
+from tidegate.session.reader import Reader
+from tidegate.session.session import Subscription
 
 
 class Target:
-    """One reader of a topic and how messages are put for it.
+    """One reader of some topics and how messages are put for it."""
 
-    `fast`: whole runs can be sent from their ready-made encodings. Not so where each message needs a look
-    (no-local, shared groups, aliases, packet limits)."""
-
-    __slots__ = (
-        "block",
-        "fast",
-        "key0",
-        "key1",
-        "key2",
-        "link",
-        "qos",
-        "reader",
-        "retain",
-        "sub_ids",
-        "subscriptions",
-        "v5",
-    )
+    __slots__ = ("kept_keys", "keys", "link", "no_local", "qos", "reader", "retain", "sub_ids", "subscriptions")
 
     def __init__(self, reader: Reader, link: Link | None, subscriptions: Sequence[Subscription]) -> None:
         self.reader = reader
@@ -48,76 +30,94 @@ class Target:
         self.subscriptions = subscriptions
         self.qos = max(s.qos for s in subscriptions)  # highest of the overlapping [MQTT-3.3.5-1]
         self.retain = any(s.retain_as_published for s in subscriptions)
+        self.no_local = reader.session is not None and any(s.no_local for s in subscriptions)
+        v5 = link is not None and link.v5
         ids = sorted(s.sub_id for s in subscriptions if s.sub_id)  # one used twice is carried twice (3.3.4)
-        self.v5 = link is not None and link.v5
-        self.sub_ids = encode_sub_ids(ids) if ids and self.v5 else b""
-        self.block = with_length(self.sub_ids) if self.v5 else b""  # of a message without properties of its own
-        self.fast = link is not None and link.simple and not any(s.no_local for s in subscriptions)
-        self.key0: VariantKey = variant_key(self.v5, 0, False, self.sub_ids)
-        self.key1: VariantKey = variant_key(self.v5, 1, False, self.sub_ids)
-        self.key2: VariantKey = variant_key(self.v5, 2, False, self.sub_ids)
+        self.sub_ids = encode_sub_ids(ids) if ids and v5 else b""
+        # By QoS: of plain messages, and of those that keep their retain flag.
+        self.keys: list[Key] = [key_of(v5, qos, False, self.sub_ids) for qos in range(3)]
+        self.kept_keys: list[Key] = [key_of(v5, qos, True, self.sub_ids) for qos in range(3)]
 
-    def without_own(self, publisher: bytes) -> Target | None:
-        """This target for a message of the subscriber itself: no-local subscriptions do not take part."""
-        session = self.reader.session
-        if session is None or session.client_id != publisher:
-            return self
+    def without_own(self) -> Target | None:
+        """This target for messages of the subscriber itself: no-local subscriptions do not take part."""
         left = [s for s in self.subscriptions if not s.no_local]
-        if len(left) == len(self.subscriptions):
-            return self
         return Target(self.reader, self.link, left) if left else None
 
 
-class Route:
-    __slots__ = ("head", "matched", "targets", "topic")
+class Targets:
+    """Who gets the messages of some topics."""
 
-    def __init__(self, topic: bytes, targets: list[Target], matched: bool) -> None:
-        self.topic = topic
-        self.head = len(topic).to_bytes(2, "big") + topic  # as packets carry it
-        self.targets = targets
+    __slots__ = ("key", "list", "matched", "topics")
+
+    def __init__(self, key: tuple[int, ...], targets: list[Target], matched: bool) -> None:
+        self.key = key
+        self.list = targets
         self.matched = matched  # whether anybody subscribed, connected or not
+        self.topics: set[bytes] = set()  # whose routes have these
+
+
+class Route:
+    __slots__ = ("matched", "targets", "topic")
+
+    def __init__(self, topic: bytes, targets: Targets) -> None:
+        self.topic = topic
+        self.targets = targets
+        self.matched = targets.matched
 
 
 class RouteTable:
-    __slots__ = ("_levels_max", "index", "routes")
+    """The routes of one tenant."""
 
     def __init__(self, levels_max: int) -> None:
         self._levels_max = levels_max
         self.index: SubscriptionIndex[tuple[int, bytes], Subscription] = SubscriptionIndex()
         self.routes: dict[bytes, Route] = {}
+        self._cached = TopicSet()  # the topics of `routes`
+        self._shared: dict[tuple[int, ...], Targets] = {}  # by the identities of the subscriptions
+        self._of_reader: dict[Reader, set[Targets]] = {}
 
-    def resolve(self, topic: bytes) -> Route:
-        """The route of a topic that is not in `routes`; raises PeerError for a name that is not allowed."""
+    def admit(self, topic: bytes) -> Route:
+        """The route of a topic that a client publishes to and that is not in `routes`; raises PeerError for a name that
+        is not allowed."""
         check_topic(topic)
-        own = topic.startswith(b"$")  # the broker's: clients cannot publish there
-        if topic.count(b"/") >= self._levels_max and not own:
+        if topic.startswith(b"$"):
+            raise Refused("topics that begin with $ belong to the broker", reason=0x90)
+        if topic.count(b"/") >= self._levels_max:
             raise Refused(f"topic has more than {self._levels_max} levels", reason=0x90)
-        by_reader: dict[Reader, list[Subscription]] = {}
+        if len(self.routes) >= ROUTES_MAX:
+            self.forget_all()
+        targets = self._targets(topic)
+        shared = self._shared.setdefault(targets.key, targets)
+        if shared is targets:
+            for target in targets.list:
+                self._of_reader.setdefault(target.reader, set()).add(targets)
+        route = self.routes[topic] = Route(topic, shared)
+        shared.topics.add(topic)
+        self._cached.add(topic)
+        return route
+
+    def resolve(self, topic: bytes) -> Targets:
+        """Who gets the messages of a topic, whatever its name: a stored one, or one of the broker's own."""
+        route = self.routes.get(topic)
+        return route.targets if route is not None else self._targets(topic)
+
+    def _targets(self, topic: bytes) -> Targets:
         found = self.index.match(topic)
-        for subscription in found:
-            session = subscription.session
-            if session.link is not None:
-                by_reader.setdefault(subscription.reader or session.reader, []).append(subscription)
+        there = [s for s in found if s.session.link is not None and not s.session.ended]
+        key = (bool(found), *map(id, there))
+        shared = self._shared.get(key)
+        if shared is not None:
+            return shared
+        by_reader: dict[Reader, list[Subscription]] = {}
+        for subscription in there:
+            by_reader.setdefault(subscription.reader or subscription.session.reader, []).append(subscription)
         targets = [
             Target(reader, reader.session.link if reader.session is not None else None, subscriptions)
             for reader, subscriptions in by_reader.items()
         ]
-        route = Route(topic, targets, bool(found))
-        if own:
-            return route  # never among the ready-made ones that publishers look into
-        if len(self.routes) >= ROUTES_MAX:
-            self.routes.clear()
-        self.routes[topic] = route
-        return route
+        return Targets(key, targets, bool(found))
 
-    def admit(self, topic: bytes) -> Route | None:
-        """`resolve` for a client on the fast path: None where it may not publish; the plain way says why."""
-        if topic.startswith(b"$"):
-            return None
-        try:
-            return self.resolve(topic)
-        except PeerError:
-            return None
+    # ── changes ──
 
     def subscribe(self, subscription: Subscription) -> None:
         self.index.add(subscription.pattern, _key(subscription), subscription)
@@ -127,20 +127,48 @@ class RouteTable:
         self.index.remove(subscription.pattern, _key(subscription))
         self.changed(subscription.pattern)
 
-    def session_changed(self, session: Session) -> None:
-        """It came or went: routes that its filters match have another set of readers now."""
-        for subscription in session.subscriptions.values():
-            self.changed(subscription.pattern)
-
     def changed(self, pattern: bytes) -> None:
+        """Routes that the filter matches have another set of readers now."""
         routes = self.routes
         if not has_wildcard(pattern):
-            routes.pop(pattern, None)
-        elif len(routes) > SCAN_ROUTES_MAX:
-            routes.clear()
+            if pattern in routes:
+                self._forget((pattern,))
+            return
+        scan = self._cached.scan(pattern)
+        found = scan.take(ROUTES_STEP, 2 * ROUTES_STEP)
+        if scan.done:
+            self._forget(found)
         else:
-            for topic in [t for t in routes if matches(pattern, t)]:
-                del routes[topic]
+            self.forget_all()  # quicker than one by one
+
+    def left(self, reader: Reader) -> None:
+        """The reader's connection is gone: nothing leads to it any more."""
+        for targets in list(self._of_reader.get(reader, ())):
+            self._forget(list(targets.topics))
+
+    def _forget(self, topics: Iterable[bytes]) -> None:
+        for topic in topics:
+            route = self.routes.pop(topic, None)
+            if route is None:
+                continue
+            self._cached.discard(topic)
+            targets = route.targets
+            targets.topics.discard(topic)
+            if not targets.topics:
+                del self._shared[targets.key]
+                for target in targets.list:
+                    of_reader = self._of_reader[target.reader]
+                    of_reader.discard(targets)
+                    if not of_reader:
+                        del self._of_reader[target.reader]
+
+    def forget_all(self) -> None:
+        for route in self.routes.values():
+            route.targets.topics = set()
+        self.routes.clear()
+        self._cached.clear()
+        self._shared.clear()
+        self._of_reader.clear()
 
 
 def _key(subscription: Subscription) -> tuple[int, bytes]:

@@ -47,20 +47,21 @@ import secrets
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import lru_cache
 from io import BytesIO
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import accumulate, pairwise, repeat
 from mmap import mmap
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from zlib import crc32
 
+from tidegate.log.rows import Rows
 from tidegate.log.run import NO_EXPIRY, Run
 
 if sys.byteorder != "little":  # the arrays below are written in the machine's order
     raise ImportError("tidegate's log is written on little-endian machines only")
 
 Buffer = bytes | mmap
-_T = TypeVar("_T")
 
 MAGIC = b"TGF1"
 HEADER_BYTES = 64
@@ -80,6 +81,7 @@ _PAD = tuple(bytes(n) for n in range(8))
 _NO_UUID = bytes(16)
 _NO_HEADER = bytes(HEADER_BYTES)
 _MANY = 256
+_FEW, _OFTEN, _SMALL = 32, 16384, 65536  # so many values of so few bytes each: their offsets are kept ready
 _HEAD = struct.Struct("<4sBBHIIqqIIIIIII")  # all but the header's own crc
 _HEADER = struct.Struct("<4sBBHIIqqIIIIIIII")
 _U32 = struct.Struct("<I")
@@ -115,48 +117,45 @@ class FrameHeader(NamedTuple):
         return self.base + self.count if self.kind == MESSAGES else self.base
 
 
-def encode_messages(
-    runs: Sequence[Run],
+def encode_rows(
+    rows: Rows,
     base: int,
     time_ms: int,
     writer: int = WRITER,
     followed: bool = False,
-    topics: Iterable[bytes] | None = None,
-) -> bytes:
-    """One frame of all `runs`, in order. Tells each run its `base` and `time_ms`. `followed`: the tick's CHANGES
-    frame comes right after it, and one is not valid without the other. `topics`: the distinct ones, if known.
+) -> tuple[bytes, Collection[bytes]]:
+    """One frame of all `rows`, and its distinct topics. `followed`: the tick's CHANGES frame comes right after it, and
+    one is not valid without the other.
 
     Raises ValueError above FRAME_BYTES_MAX; the caller splits its ticks well below that."""
-    if len(runs) == 1:
-        run = runs[0]
-        run.base = base
-        run.time_ms = time_ms
-        count = run.count
-        topic, publisher, tenant = run.topic, run.publisher, run.tenant
+    cuts = rows.cuts
+    payloads = rows.payloads
+    count = len(payloads)
+    topics: Collection[bytes]
+    if len(cuts) == 1:
+        topic, publisher, tenant = rows.topics[0], rows.publishers[0], rows.tenants[0]
         n, p, t = len(topic), len(publisher), len(tenant)
         parts = [
-            _one_run(count, 0, 0, 0, run.flags, 0, 0, n), topic, _PAD[-n & 7],
+            _one_run(count, 0, 0, 0, rows.flags[0], 0, 0, n), topic, _PAD[-n & 7],
             _pair(0, p), publisher, _PAD[-p & 7],
             _pair(0, t), tenant, _PAD[-t & 7],
         ]  # fmt: skip
         dictionary = 24 + (n + 7 & ~7) + (p + 7 & ~7) + (t + 7 & ~7)
+        topics = (topic,)
+        entries = (1, 1, 1)
         if count == 1:
-            payload = run.payloads[0]
+            payload = payloads[0]
             n = len(payload)
             parts += (_pair(0, n), payload, _PAD[-n & 7])
         else:
-            _add_column(parts, run.payloads)
-        columns = 0
-        if run.properties is not None or run.expiries is not None or run.uuids is not None:
-            columns = _add_options(parts, runs, count)
-        entries = (1, 1, 1)
+            _add_column(parts, payloads)
     else:
         parts = []
-        if topics is None:
-            topics = dict.fromkeys([run.topic for run in runs])
-        count, entries, dictionary, plain = _add_runs(parts, runs, topics, base, time_ms)
-        _add_column(parts, list(chain.from_iterable([run.payloads for run in runs])))
-        columns = 0 if plain else _add_options(parts, runs, count)
+        topics, entries, dictionary = _add_runs(parts, rows)
+        _add_column(parts, payloads)
+    columns = 0
+    if rows.properties is not None or rows.expiries is not None or rows.uuids is not None:
+        columns = _add_options(parts, rows)
     if count < _MANY:
         body = b"".join(parts)
         length = HEADER_BYTES + len(body)
@@ -164,9 +163,9 @@ def encode_messages(
             raise ValueError(f"a frame of {length} bytes is more than {FRAME_BYTES_MAX}")
         head = _head(
             MAGIC, MESSAGES, columns, followed, length, crc32(body), base, time_ms,
-            count, len(runs), *entries, dictionary, writer,
+            count, len(cuts), *entries, dictionary, writer,
         )  # fmt: skip
-        return b"".join((head, _u32(crc32(head)), body))
+        return b"".join((head, _u32(crc32(head)), body)), topics
     # Joining thousands of parts makes a scratch array so large that malloc gives it back to the
     # system and faults it in again each time; writelines needs none and is four times as fast.
     out = BytesIO()
@@ -178,82 +177,86 @@ def encode_messages(
     with out.getbuffer() as view:
         head = _head(
             MAGIC, MESSAGES, columns, followed, length, crc32(view[HEADER_BYTES:]), base, time_ms,
-            count, len(runs), *entries, dictionary, writer,
+            count, len(cuts), *entries, dictionary, writer,
         )  # fmt: skip
         view[:HEADER_BYTES] = head + _u32(crc32(head))
-    return out.getvalue()
+    return out.getvalue(), topics
 
 
 def _add_column(parts: list[bytes], values: list[bytes]) -> None:
     """Offsets and bytes of one column of byte strings."""
-    ends = list(accumulate(map(len, values), initial=0))
-    if ends[-1] > FRAME_BYTES_MAX:
-        raise ValueError(f"a column of {ends[-1]} bytes is more than {FRAME_BYTES_MAX}")
-    parts.append(struct.pack(f"<{len(ends)}i", *ends))
-    if len(ends) & 1:
+    count = len(values)
+    offsets = b""
+    if _FEW < count < _OFTEN and len(values[0]) == len(values[1]) == len(values[-1]) < _SMALL:
+        sizes = list(map(len, values))
+        if sizes.count(sizes[0]) == count:
+            size = sizes[0] * count
+            offsets = _even_offsets(sizes[0])[: 4 * (count + 1)]
+    if not offsets:
+        ends = list(accumulate(map(len, values), initial=0))
+        size = ends[-1]
+        if size > FRAME_BYTES_MAX:
+            raise ValueError(f"a column of {size} bytes is more than {FRAME_BYTES_MAX}")
+        offsets = struct.pack(f"<{count + 1}i", *ends)
+    parts.append(offsets)
+    if not count & 1:
         parts.append(_PAD[4])
     parts += values
-    parts.append(_PAD[-ends[-1] & 7])
+    parts.append(_PAD[-size & 7])
 
 
-def _add_runs(
-    parts: list[bytes], runs: Sequence[Run], topics: Iterable[bytes], base: int, time_ms: int
-) -> tuple[int, tuple[int, int, int], int, bool]:
-    """The runs table and the dictionaries; returns the header's numbers about them (messages, entries of each
-    dictionary, bytes), and whether no run has any of the optional columns."""
-    position = base
-    plain = True
-    for run in runs:
-        run.base = position
-        run.time_ms = time_ms
-        position += run.count
-        if plain and (run.properties is not None or run.expiries is not None or run.uuids is not None):
-            plain = False
-    place = {name: i for i, name in enumerate(topics)}
-    table = [run.count for run in runs]
-    table += [place[run.topic] for run in runs]
-    dictionaries = [list(place)]
-    for names in ([run.publisher for run in runs], [run.tenant for run in runs]):
+@lru_cache(32)
+def _even_offsets(size: int) -> bytes:
+    """Devices often send readings of one size: then the offsets are the same each time."""
+    return struct.pack(f"<{_OFTEN}i", *range(0, _OFTEN * size, size) if size else bytes(_OFTEN))
+
+
+def _add_runs(parts: list[bytes], rows: Rows) -> tuple[Collection[bytes], tuple[int, int, int], int]:
+    """The runs table and the dictionaries; returns the distinct topics, and the header's numbers about them (entries
+    of each dictionary, bytes)."""
+    cuts = rows.cuts
+    runs = len(cuts)
+    alone = runs == len(rows.payloads)  # each row is a run of its own
+    if alone:
+        table = [1] * runs
+    else:
+        table = [b - a for a, b in pairwise(cuts)]
+        table.append(len(rows.payloads) - cuts[-1])
+    dictionaries: list[list[bytes]] = []
+    for names in (rows.topics, rows.publishers, rows.tenants):
+        if not alone:
+            names = [names[cut] for cut in cuts]
         distinct = list(dict.fromkeys(names))
         dictionaries.append(distinct)
         if len(distinct) == 1:
-            table += repeat(0, len(names))
+            table += repeat(0, runs)
         else:
-            place = {name: i for i, name in enumerate(distinct)}
-            table += [place[name] for name in names]
-    table += [run.flags for run in runs]
+            place = dict(zip(distinct, range(len(distinct)), strict=True))
+            table += map(place.__getitem__, names)
+    table += rows.flags if alone else [rows.flags[cut] for cut in cuts]
     parts.append(array("I", table).tobytes())
-    parts.append(_PAD[4 * (len(runs) & 1)])
+    parts.append(_PAD[4 * (runs & 1)])
     first = len(parts)
     for distinct in dictionaries:
         _add_column(parts, distinct)
     entries = (len(dictionaries[0]), len(dictionaries[1]), len(dictionaries[2]))
-    return position - base, entries, sum(map(len, parts[first:])), plain
+    return dictionaries[0], entries, sum(map(len, parts[first:]))
 
 
-def _add_options(parts: list[bytes], runs: Sequence[Run], count: int) -> int:
+def _add_options(parts: list[bytes], rows: Rows) -> int:
     """The columns that only some messages have; returns their bit mask."""
     columns = 0
-    if any(run.properties is not None for run in runs):
+    if rows.properties is not None:
         columns |= PROPERTIES
-        _add_column(parts, _filled([run.properties for run in runs], runs, b""))
-    if any(run.expiries is not None for run in runs):
+        _add_column(parts, rows.properties)
+    if rows.expiries is not None:
         columns |= EXPIRIES
-        parts.append(array("I", _filled([run.expiries for run in runs], runs, NO_EXPIRY)).tobytes())
-        parts.append(_PAD[4 * (count & 1)])
-    if any(run.uuids is not None for run in runs):
+        parts.append(array("I", rows.expiries).tobytes())
+        parts.append(_PAD[4 * (len(rows.expiries) & 1)])
+    if rows.uuids is not None:
         columns |= UUIDS
-        parts += _filled([run.uuids for run in runs], runs, _NO_UUID)
+        parts += rows.uuids
     return columns
-
-
-def _filled(columns: Iterable[list[_T] | None], runs: Sequence[Run], missing: _T) -> list[_T]:
-    """One value per message: a run without the column has `missing` for each of its messages."""
-    return list(
-        chain.from_iterable(
-            repeat(missing, run.count) if values is None else values for run, values in zip(runs, columns, strict=True)
-        )
-    )
 
 
 def encode_changes(records: Sequence[bytes], base: int, time_ms: int, writer: int = WRITER) -> bytes:

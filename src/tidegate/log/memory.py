@@ -55,6 +55,9 @@ class Chunk:
     def fetch(self, offset: int, size: int) -> bytes:
         return bytes(self._bytes[offset : offset + size])
 
+    def fetch_or_nothing(self, offset: int, size: int) -> bytes:
+        return self.fetch(offset, size)
+
     def add(self, frames: bytes, offset: int, base: int, count: int, topics: Iterable[bytes] | None) -> None:
         size, time_ms = _SIZE_AND_TIME(frames, offset + 8)
         at = len(self._bytes) + offset

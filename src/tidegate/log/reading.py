@@ -55,7 +55,11 @@ class Shelf(Protocol):
     def table(self) -> FrameTable: ...
     def facts(self) -> SegmentFacts: ...
     def fetch(self, offset: int, size: int) -> bytes:
-        """What there is of these bytes. Raises ShelfGone."""
+        """What there is of these bytes. Raises ShelfGone, and OSError for what may pass."""
+        ...
+
+    def fetch_or_nothing(self, offset: int, size: int) -> bytes:
+        """The same for who cannot wait until it passes."""
         ...
 
 
@@ -87,13 +91,18 @@ class ShelvedLog(Generic[_S]):
         shelves = self._shelves
         return shelves[0].facts() if shelves else None
 
-    def read(self, position: int, *, bytes_max: int, wanted: Wanted | None = None, end: int) -> Read:
-        """Runs with positions in `position` … `end`-1; see `Read`. Begins at `floor` if that is
-        higher: the caller compares, to tell its reader what it lost."""
+    def read(
+        self, position: int, *, bytes_max: int, wanted: Wanted | None = None, end: int, patient: bool = False
+    ) -> Read:
+        """Runs with positions in `position` … `end`-1; see `Read`. Begins at `floor` if that is higher: the caller
+        compares, to tell its reader what it lost. `patient`: OSError is raised for what may pass; else it is damage.
+        """
         end = min(end, self.end)
         while True:
             try:
-                return read(self._shelves, position, bytes_max=bytes_max, wanted=wanted, end=end)
+                return read(
+                    self._shelves, position, bytes_max=bytes_max, wanted=wanted, end=end, patient=patient
+                )
             except ShelfGone:
                 continue
 
@@ -110,7 +119,7 @@ class ShelvedLog(Generic[_S]):
             bases = table.changes_bases
             for i in range(bisect_left(bases, position), len(bases)):
                 offset, size = table.changes_offsets[i], table.changes_sizes[i]
-                chunk = shelf.fetch(offset, size)
+                chunk = shelf.fetch_or_nothing(offset, size)
                 header = parse_header(chunk)
                 if header is None or header.writer != shelf.writer or not check_body(chunk, 0, header):
                     lost = Damage(shelf.name, offset, size, bases[i], bases[i] - 1, "changes are damaged")
@@ -141,7 +150,9 @@ class ShelvedLog(Generic[_S]):
                 yield from shelf.table().prefix_topics(b"")
 
 
-def read(shelves: Sequence[Shelf], position: int, *, bytes_max: int, wanted: Wanted | None, end: int) -> Read:
+def read(
+    shelves: Sequence[Shelf], position: int, *, bytes_max: int, wanted: Wanted | None, end: int, patient: bool = False
+) -> Read:
     """Runs with positions in `position` … `end`-1, in order, until about `bytes_max` of frames."""
     runs: list[Run] = []
     damaged = 0
@@ -157,7 +168,7 @@ def read(shelves: Sequence[Shelf], position: int, *, bytes_max: int, wanted: Wan
             if looked and shelves[looked - 1].sequence + 1 != shelf.sequence:
                 damaged += (shelf.base - max(position, shelves[looked - 1].end)) % POSITION_GAP
             position = shelf.base
-        reached, spent, lost = _read_shelf(shelf, position, budget, wanted, end, runs)
+        reached, spent, lost = _read_shelf(shelf, position, budget, wanted, end, runs, patient)
         damaged += lost
         position = reached
         budget -= spent
@@ -169,7 +180,7 @@ def read(shelves: Sequence[Shelf], position: int, *, bytes_max: int, wanted: Wan
 
 
 def _read_shelf(
-    shelf: Shelf, position: int, budget: int, wanted: Wanted | None, end: int, runs: list[Run]
+    shelf: Shelf, position: int, budget: int, wanted: Wanted | None, end: int, runs: list[Run], patient: bool
 ) -> tuple[int, int, int]:
     """Append what is wanted to `runs`; returns the position reached, bytes spent, messages lost."""
     upto = min(shelf.end, end)  # before the table: frames added from now on are not for this read
@@ -179,7 +190,7 @@ def _read_shelf(
     lost = spent = 0
     reached = upto
     for offset, size, group in _fetches(table, _candidates(shelf, table, wanted, first, after), budget):
-        chunk = shelf.fetch(offset, size)
+        chunk = shelf.fetch(offset, size) if patient else shelf.fetch_or_nothing(offset, size)
         for i in group:
             at = table.offsets[i] - offset
             header = parse_header(chunk, at)

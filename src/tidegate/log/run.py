@@ -1,8 +1,7 @@
 """A run: consecutive messages of one publisher to one topic, alike in everything but their content.
 
-The run is the unit of work from the socket to the disk: it is routed once, stored with one row of
-dictionary indices, and encoded once per kind of subscriber. A message's position is `base` + its
-index in the run. A single message is a run of one.
+What a reader of the log's files gets, run by run, as the disk stores them. Inside the broker messages are columns
+(`log.rows`). A message's position is `base` + its index in the run. A single message is a run of one.
 """
 
 from __future__ import annotations
@@ -26,12 +25,10 @@ class Run:
         "payloads",
         "properties",
         "publisher",
-        "route",
         "tenant",
         "time_ms",
         "topic",
         "uuids",
-        "variants",
     )
 
     def __init__(
@@ -58,5 +55,3 @@ class Run:
         self.count = len(payloads)
         self.base = base  # given at the append
         self.time_ms = time_ms  # when the broker accepted it, Unix milliseconds
-        self.route: object = None  # where the router sends it; not stored
-        self.variants: dict[object, object] | None = None  # ready-made encodings; not stored

@@ -23,6 +23,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from tidegate.errors import StorageError
+from tidegate.log.files.disk import make_folder
 from tidegate.pipeline.parquet import FileDamaged, WrittenFile, in_files, read_file, write_file
 from tidegate.pipeline.schemas import TABLES, spark_schema
 
@@ -280,7 +281,7 @@ class Lake:
         if self.exists(name):
             return
         folder = self.folder / name
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._tables[name] = DeltaTable.create(
             str(folder),
             schema=TABLES[name] if schema is None else schema,

@@ -31,7 +31,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from tidegate.errors import ConfigError, CorruptLog, Refused
+from tidegate.errors import ConfigError, CorruptLog, PeerError
 from tidegate.log.index import TopicIndex
 from tidegate.log.segment import sequence_of
 from tidegate.pipeline.options import Options
@@ -83,13 +83,13 @@ class Slice:
             if point not in ("", _LATEST):
                 try:
                     parse_start(point.encode(), now_ms)
-                except Refused:
+                except PeerError:
                     hint = f"{START_FORMS}; `latest`"
                     raise ConfigError(f"option {name}", f"{point!r} is no place in the log", hint) from None
         if filter:
             try:
                 kind = parse(filter.encode()).kind
-            except Refused as error:
+            except PeerError as error:
                 raise ConfigError("option filter", f"{filter!r}: {error}") from None
             if kind != "plain":
                 raise ConfigError("option filter", f"{filter!r} is no plain filter", "`from` goes back in time")

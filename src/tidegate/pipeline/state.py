@@ -18,12 +18,18 @@ from tidegate.errors import CorruptLog, PeerError
 from tidegate.log.snapshot import state_beside
 from tidegate.router.filters import parse
 from tidegate.session import changes
+from tidegate.session.skip import Skip
 from tidegate.session.stored import SHARED, StoredSession, StoredState, StoredSubscription
 
 INT32_MAX = 2**31 - 1
 TIME_MS_MAX = 2**53  # beyond, the microseconds would not fit
 # Kinds that are the broker's own bookkeeping within a conversation, or a table of their own (retained).
-_NO_ROWS = frozenset((changes.INBOUND, changes.RELEASED, changes.FLIGHT, changes.RETAINED, changes.UNRETAINED))
+_NO_ROWS = frozenset(
+    (
+        *(changes.INBOUND, changes.RELEASED, changes.FLIGHT, changes.RETAINED, changes.UNRETAINED, changes.FLIGHTS),
+        *(changes.INBOUNDS, changes.RELEASES, changes.ACKED, changes.SINCE, changes.DUE, changes.HANDED),
+    )
+)
 
 
 class SessionRow(NamedTuple):
@@ -189,7 +195,7 @@ class WaitingReader:
     tenant: str
     filters: list[WaitingFilter]
     any_qos: bool = False  # a replay has QoS 0 as well; nobody else is owed that
-    finished: set[int] = field(default_factory=set)  # positions that are not to come, or come by themselves
+    finished: Skip = field(default_factory=Skip)  # positions that are not to come, or come by themselves
 
 
 class Begun(NamedTuple):
@@ -245,10 +251,11 @@ def _waiting(state: StoredState, sessions: list[StoredSession], attended: set[in
                 client, tenant = session.client_id.decode(), session.tenant.decode()
                 begun.append(Begun(client, tenant, flight.reader, flight.position))
             if flight.reader in found:
-                found[flight.reader].finished.add(flight.position)
+                found[flight.reader].finished.add(flight.position, flight.position + 1)
     for reader in found.values():
-        reader.finished |= state.done.get(reader.number, set())
-        reader.finished = {each for each in reader.finished if each >= state.positions.get(reader.number, 0)}
+        for first, after in state.done[reader.number].ranges() if reader.number in state.done else ():
+            reader.finished.add(first, after)
+        reader.finished.forget_below(state.positions.get(reader.number, 0))
     return Waiting(list(found.values()), begun)
 
 

@@ -1,19 +1,48 @@
-"""The commit log as the core sees it.
+"""The commit log as the core sees it. It takes a tick whole, and answers later:
 
-`append` gives positions and a ticket; the ticket is stored when `stored` has reached it, of which `on_stored`
-tells. A promise to a client (PUBACK, PUBREC, PUBREL, PUBCOMP) waits for its ticket; delivery of QoS 0 and 1
-does not.
+    announced(partition, rows)   these messages are in the log, at these positions, in the order of the partition.
+                                 What is announced is what is delivered, and nothing else is
+    stored(ticket)               everything appended up to this ticket is safe, and has been announced before:
+                                 promises to clients that waited for it are kept
+    refused(ticket, why)         nothing of this append was taken, and nothing of it has been announced. What was
+                                 appended after it, before this was told, is refused as well: changes keep their order
+
+A log has partitions; a position is `partition << PARTITION_SHIFT | offset`, and nothing outside the log computes or
+predicts one. The embedded log has one partition and announces within the call. A log on other machines announces what
+comes back from its partitions, each in its own time. All calls come on the loop's thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from tidegate.errors import StorageError
 from tidegate.log.index import Wanted
 from tidegate.log.reading import Read
-from tidegate.log.run import Run
+from tidegate.log.rows import Rows
 from tidegate.log.segment import SegmentFacts
+
+
+class Disk(NamedTuple):
+    """The file system that a log lies on."""
+
+    bytes: int
+    free_bytes: int
+
+
+NO_DISK = Disk(1 << 62, 1 << 62)
+"""For a log that does not lie on one: there is always room."""
+
+
+class Listener(Protocol):
+    """Who is told. There is one, the core."""
+
+    def announced(self, partition: int, rows: Rows) -> None: ...
+
+    def stored(self, ticket: int) -> None: ...
+
+    def refused(self, ticket: int, why: StorageError) -> None: ...
 
 
 class Snapshot(Protocol):
@@ -28,37 +57,35 @@ class Snapshot(Protocol):
 
 
 class CommitLog(Protocol):
-    end: int  # the next message's position
-    stored: int  # the last ticket that is safe
-    on_stored: Callable[[], None]  # called on the loop's thread when `stored` has moved
+    listener: Listener
+    ends: tuple[int, ...]  # per partition, the position after the last announced message
+    stored: int  # the last ticket that is safe; where `append` itself makes it so, `stored` is not told
 
     @property
-    def floor(self) -> int:
-        """The first position that is still held."""
+    def floors(self) -> tuple[int, ...]:
+        """Per partition, the first position that is still held."""
 
     @property
     def unstored_bytes(self) -> int:
-        """Written and not yet safe."""
+        """Taken and not yet safe."""
 
-    def append(self, runs: Sequence[Run], changes: Sequence[bytes], time_ms: int) -> int:
-        """Store messages and state changes as one, in this order; sets `base` and `time_ms` of each run.
-
-        Returns the ticket. Raises StorageError with nothing stored if it cannot."""
-
-    def skip(self, positions: int) -> None:
-        """Leave out so many positions: the next message gets a later one."""
+    def append(self, rows: Rows, changes: Sequence[bytes], time_ms: int) -> int:
+        """Take messages and state changes as one, in this order: the ticket. Never raises StorageError: a refusal is
+        told, within the call or later."""
 
     def commit(self) -> None:
-        """Everything appended should now become safe. Returns at once."""
+        """Everything appended should now become safe. Returns at once. A call while this is under way asks for
+        nothing: after `stored` is the time to ask for what was appended meanwhile."""
 
     def read(
         self, position: int, end: int, bytes_max: int, wanted: Wanted | None, done: Callable[[Read], None]
     ) -> None:
-        """Read messages from `position` up to `end`; `done` is called on the loop's thread, never within."""
+        """Read messages of one partition from `position` up to `end`; `done` is called on the loop's thread, never
+        within."""
 
-    def position_at_time(self, time_ms: int, found: Callable[[int], None]) -> tuple[int, bool]:
-        """The first position at or after that time (the end, if there is none yet), and True. Where that takes a
-        search: a position that is not behind it, and False; `found` is told the right one, on the loop's thread."""
+    def positions_at_time(self, time_ms: int, found: Callable[[list[int]], None]) -> tuple[list[int], bool]:
+        """Per partition the first position at or after that time (the end, if there is none yet), and True. Where that
+        takes a search: positions that are not behind them, and False; `found` is told the right ones."""
 
     def state(self) -> Iterator[list[bytes]]:
         """The records of the last snapshot and all changes since, in order; for start-up."""
@@ -77,6 +104,9 @@ class CommitLog(Protocol):
 
     def drop(self, segments: Sequence[SegmentFacts]) -> None:
         """Let go of the oldest segments."""
+
+    def disk(self) -> Disk:
+        """What it lies on, as it is now."""
 
     def close(self) -> None:
         """Make everything safe and note that the stop was clean."""

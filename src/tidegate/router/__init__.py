@@ -6,7 +6,9 @@ Here belongs what decides, from a topic and what has been subscribed or retained
     index         which subscriptions match this topic
     groups        which member of a shared group gets this message
     retained      the latest message of each topic, and which of them match a filter
-    topic_order   topics sorted by levels: what `retained` scans
+    topic_order   topics sorted by levels
+    topic_scan    which topics of such an order match a filter, in steps: for `retained` and `topic_set`
+    topic_set     a set of topics that can be asked which of them match
 
 Pure: no I/O, clock, asyncio or global random source; time and seeds come in as arguments. Topics, filters and
 client ids are `bytes`. May import `tidegate.errors` and `tidegate.limits` only.
@@ -17,6 +19,7 @@ from tidegate.router.filters import (
     ParsedFilter,
     Start,
     check_filter,
+    check_form,
     check_topic,
     has_wildcard,
     literal_prefix,
@@ -27,6 +30,7 @@ from tidegate.router.filters import (
 from tidegate.router.groups import STRATEGIES, Strategy, make_strategy
 from tidegate.router.index import SubscriptionIndex
 from tidegate.router.retained import PutOutcome, Retained, RetainedScan, RetainedStore
+from tidegate.router.topic_set import TopicSet, TopicSetScan
 
 __all__ = [
     "LEVELS_MAX",
@@ -39,7 +43,10 @@ __all__ = [
     "Start",
     "Strategy",
     "SubscriptionIndex",
+    "TopicSet",
+    "TopicSetScan",
     "check_filter",
+    "check_form",
     "check_topic",
     "has_wildcard",
     "literal_prefix",

@@ -4,8 +4,11 @@
     $share/<group>/<filter>     shared: one member of the group gets each message    [MQTT-4.8.2-1]
     $replay/<from>/<filter>     replay: the subscription starts in the past, then goes on live
 
-`matches` is the plain twin of `SubscriptionIndex.match` and `RetainedStore.match`: short enough to be
-checked against the standard by eye, and what the property tests compare those two to.
+A filter can be wrong in two ways. What breaks the standard is a `MalformedPacket` and ends the connection; what
+the standard allows and this broker does not (too deep, a replay from nowhere) is `Refused`, filter by filter.
+
+`matches` is the plain twin of `SubscriptionIndex.match` and `TopicScan`: short enough to be checked against the
+standard by eye, and what the property tests compare those two to.
 
 Section numbers are those of MQTT 5.0.
 """
@@ -16,7 +19,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple, NoReturn
 
-from tidegate.errors import ProtocolViolation, Refused
+from tidegate.errors import MalformedPacket, ProtocolViolation, Refused
 
 TOPIC_NAME_INVALID: Final = 0x90
 TOPIC_FILTER_INVALID: Final = 0x8F
@@ -52,40 +55,30 @@ class Start(NamedTuple):
 
 
 def check_topic(topic: bytes) -> None:
-    """Raise `ProtocolViolation` (0x90) unless `topic` may stand in a PUBLISH."""
-    if not topic:
-        raise ProtocolViolation("the topic is empty", TOPIC_NAME_INVALID)  # [MQTT-4.7.3-1]
-    if len(topic) > TOPIC_BYTES_MAX:
-        raise ProtocolViolation("the topic is longer than 65535 bytes", TOPIC_NAME_INVALID)  # [MQTT-4.7.3-3]
+    """Raise `MalformedPacket` (0x81) for what is no topic name, `ProtocolViolation` (0x90) for a topic name that no
+    PUBLISH may carry."""
+    _check_text(topic, "topic")
     if b"+" in topic or b"#" in topic:
         raise ProtocolViolation("the topic contains a wildcard", TOPIC_NAME_INVALID)  # [MQTT-3.3.2-2]
-    if b"\0" in topic:
-        raise ProtocolViolation("the topic contains U+0000", TOPIC_NAME_INVALID)  # [MQTT-4.7.3-2]
-    if not _is_utf8(topic):
-        raise ProtocolViolation("the topic is not UTF-8", TOPIC_NAME_INVALID)  # [MQTT-1.5.4-1]
+
+
+def check_form(filter: bytes) -> None:
+    """Raise `MalformedPacket` (0x81) unless the standard allows `filter`, as a client sends it, at all.
+
+    In an UNSUBSCRIBE this is all that can be wrong with one.
+    """
+    _check_text(filter, "filter")
+    _take_apart(filter)
 
 
 def check_filter(filter: bytes, levels_max: int = LEVELS_MAX) -> None:
-    """Raise `Refused` (0x8F) unless `filter`, freed of any `$share` or `$replay`, may be subscribed to."""
-    if not filter:
-        _refuse("the filter is empty")  # [MQTT-4.7.3-1]
-    if len(filter) > TOPIC_BYTES_MAX:
-        _refuse("the filter is longer than 65535 bytes")  # [MQTT-4.7.3-3]
-    if b"\0" in filter:
-        _refuse("the filter contains U+0000")  # [MQTT-4.7.3-2]
-    if not _is_utf8(filter):
-        _refuse("the filter is not UTF-8")  # [MQTT-1.5.4-1]
-    if filter.count(b"/") >= levels_max:
-        _refuse(f"the filter has more than {levels_max} levels")
-    if has_wildcard(filter):
-        levels = filter.split(b"/")
-        for level in levels:
-            if b"+" in level and level != b"+":
-                _refuse("`+` must be a whole level")  # [MQTT-4.7.1-2]
-            if b"#" in level and level != b"#":
-                _refuse("`#` must be a whole level")  # [MQTT-4.7.1-1]
-        if b"#" in levels[:-1]:
-            _refuse("`#` must be the last level")  # [MQTT-4.7.1-1]
+    """Whether `filter`, freed of any `$share` or `$replay`, may be subscribed to.
+
+    Raises `MalformedPacket` (0x81) if it is no filter, `Refused` (0x8F) if it has too many levels for us.
+    """
+    _check_text(filter, "filter")
+    _check_wildcards(filter)
+    _check_levels(filter, levels_max)
 
 
 def matches(filter: bytes, topic: bytes) -> bool:
@@ -121,34 +114,47 @@ def literal_prefix(filter: bytes) -> bytes:
 
 
 def parse(filter: bytes, levels_max: int = LEVELS_MAX) -> ParsedFilter:
-    """Take a filter of a SUBSCRIBE or UNSUBSCRIBE apart and check every part of it (`Refused`, 0x8F)."""
+    """Take a filter of a SUBSCRIBE apart and check every part of it.
+
+    Raises `MalformedPacket` (0x81) for what the standard forbids, `Refused` (0x8F) for what we do not offer.
+    """
+    _check_text(filter, "filter")
+    parsed = _take_apart(filter)
+    inner = parsed.filter
+    if parsed.kind == "shared" and inner.startswith((_SHARE, _REPLAY)):
+        _refuse("a `$share` filter cannot hold another `$share` or a `$replay`")
+    if parsed.kind == "replay":
+        parse_start(parsed.start, now_ms=0)
+        if not inner:
+            _refuse("`$replay` needs a filter after the start: $replay/<from>/<filter>")
+        if inner.startswith(_SHARE):
+            _refuse("a shared subscription cannot be replayed: a group has one position, not one per member")
+        if inner.startswith(_REPLAY):
+            _refuse("a `$replay` filter cannot hold another `$replay`")
+    _check_levels(inner, levels_max)
+    return parsed
+
+
+def _take_apart(filter: bytes) -> ParsedFilter:
     if filter.startswith(_SHARE):
         group, _, rest = filter[len(_SHARE) :].partition(b"/")
         if not group:
-            _refuse("`$share` needs a group: $share/<group>/<filter>")  # [MQTT-4.8.2-1]
+            raise MalformedPacket("`$share` needs a group: $share/<group>/<filter>")  # [MQTT-4.8.2-1]
         if has_wildcard(group):
-            _refuse("the group of a `$share` filter cannot contain wildcards")  # [MQTT-4.8.2-2]
-        if b"\0" in group or not _is_utf8(group):
-            _refuse("the group of a `$share` filter is not UTF-8 without U+0000")
+            raise MalformedPacket("the group of a `$share` filter cannot contain wildcards")  # [MQTT-4.8.2-2]
         if not rest:
-            _refuse("`$share` needs a filter after the group: $share/<group>/<filter>")  # [MQTT-4.8.2-2]
-        if rest.startswith((_SHARE, _REPLAY)):
-            _refuse("a `$share` filter cannot hold another `$share` or a `$replay`")
-        check_filter(rest, levels_max)
-        return ParsedFilter("shared", group, b"", rest)
-    if filter.startswith(_REPLAY):
+            # [MQTT-4.8.2-2]
+            raise MalformedPacket("`$share` needs a filter after the group: $share/<group>/<filter>")
+        parsed = ParsedFilter("shared", group, b"", rest)
+    elif filter.startswith(_REPLAY):
+        # To the standard this is an ordinary filter. Its start is judged as such, by `parse_start`: the `+` of a time
+        # zone is no wildcard.
         start, _, rest = filter[len(_REPLAY) :].partition(b"/")
-        parse_start(start, now_ms=0)
-        if not rest:
-            _refuse("`$replay` needs a filter after the start: $replay/<from>/<filter>")
-        if rest.startswith(_SHARE):
-            _refuse("a shared subscription cannot be replayed: a group has one position, not one per member")
-        if rest.startswith(_REPLAY):
-            _refuse("a `$replay` filter cannot hold another `$replay`")
-        check_filter(rest, levels_max)
-        return ParsedFilter("replay", b"", start, rest)
-    check_filter(filter, levels_max)
-    return ParsedFilter("plain", b"", b"", filter)
+        parsed = ParsedFilter("replay", b"", start, rest)
+    else:
+        parsed = ParsedFilter("plain", b"", b"", filter)
+    _check_wildcards(parsed.filter)
+    return parsed
 
 
 _DIGITS = re.compile(rb"[0-9]{1,19}")
@@ -196,11 +202,36 @@ def _refuse(message: str) -> NoReturn:
     raise Refused(message, TOPIC_FILTER_INVALID)
 
 
-def _is_utf8(text: bytes) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.decode()  # strict: surrogates and overlong forms are errors
-    except UnicodeDecodeError:
-        return False
-    return True
+def _check_text(text: bytes, what: str) -> None:
+    """What holds for topics and filters alike."""
+    if not text:
+        raise MalformedPacket(f"the {what} is empty")  # [MQTT-4.7.3-1]
+    if len(text) > TOPIC_BYTES_MAX:
+        raise MalformedPacket(f"the {what} is longer than 65535 bytes")  # [MQTT-4.7.3-3]
+    if b"\0" in text:
+        raise MalformedPacket(f"the {what} contains U+0000")  # [MQTT-4.7.3-2]
+    if not text.isascii():
+        try:
+            text.decode()  # strict: surrogates and overlong forms are errors
+        except UnicodeDecodeError:
+            raise MalformedPacket(f"the {what} is not UTF-8") from None  # [MQTT-1.5.4-1]
+
+
+# A wildcard with a neighbour in its level, or `#` with anything behind it.
+_MISPLACED = re.compile(rb"[^/][+#]|\+[^/]|#.", re.DOTALL)
+
+
+def _check_wildcards(filter: bytes) -> None:
+    if _MISPLACED.search(filter) is None:
+        return
+    for level in filter.split(b"/"):
+        for wildcard in (b"+", b"#"):
+            if wildcard in level and level != wildcard:
+                # [MQTT-4.7.1-1], [MQTT-4.7.1-2]
+                raise MalformedPacket(f"`{wildcard.decode()}` must be a whole level")
+    raise MalformedPacket("`#` must be the last level")  # [MQTT-4.7.1-1]
+
+
+def _check_levels(filter: bytes, levels_max: int) -> None:
+    if filter.count(b"/") >= levels_max:
+        _refuse(f"the filter has more than {levels_max} levels")

@@ -17,7 +17,7 @@ shares move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Final, Generic, Protocol, TypeVar
 from zlib import crc32
@@ -32,6 +32,13 @@ class Strategy(Protocol[M]):
         self, members: Sequence[M], publisher: bytes, topic: bytes, available: Callable[[M], bool]
     ) -> M | None:
         """The member that gets the message, or None if nobody is available."""
+        ...
+
+    def share(
+        self, members: Sequence[M], count: int, publisher: bytes, credits: Mapping[M, int]
+    ) -> list[tuple[M, range]] | None:
+        """Who gets which of `count` messages of one publisher, as `pick` would decide one by one; None where that has
+        to be decided one by one. `credits`: how many each member can take."""
         ...
 
 
@@ -52,6 +59,18 @@ class RoundRobin(Generic[M]):
         self._turn = place + 1
         return members[place]
 
+    def share(
+        self, members: Sequence[M], count: int, publisher: bytes, credits: Mapping[M, int]
+    ) -> list[tuple[M, range]] | None:
+        size = len(members)
+        start = self._turn % size
+        order = [start + i for i in range(size) if credits[members[(start + i) % size]] > 0]
+        each = len(order)
+        if not each or min(credits[members[place % size]] for place in order) * each < count + each:
+            return None
+        self._turn = order[(count - 1) % each] % size + 1
+        return [(members[place % size], range(i, count, each)) for i, place in enumerate(order[:count])]
+
 
 class Uniform(Generic[M]):
     __slots__ = ("_random",)
@@ -71,6 +90,11 @@ class Uniform(Generic[M]):
             return member
         present = [member for member in members if available(member)]
         return self._random.choice(present) if present else None
+
+    def share(
+        self, members: Sequence[M], count: int, publisher: bytes, credits: Mapping[M, int]
+    ) -> list[tuple[M, range]] | None:
+        return None
 
 
 class Sticky(Generic[M]):
@@ -95,6 +119,12 @@ class Sticky(Generic[M]):
                 self._favourite, self._place = members[place], place
         return self._favourite
 
+    def share(
+        self, members: Sequence[M], count: int, publisher: bytes, credits: Mapping[M, int]
+    ) -> list[tuple[M, range]] | None:
+        favourite = self.pick(members, publisher, b"", lambda member: credits[member] >= 1)
+        return [(favourite, range(count))] if favourite is not None and credits[favourite] >= count else None
+
     def _is_member(self, favourite: M, members: Sequence[M]) -> bool:
         if self._place < len(members) and members[self._place] == favourite:
             return True
@@ -116,6 +146,12 @@ class HashPublisher(Generic[M]):
         place = _next_available(members, crc32(publisher, self._seed), available)
         return None if place is None else members[place]
 
+    def share(
+        self, members: Sequence[M], count: int, publisher: bytes, credits: Mapping[M, int]
+    ) -> list[tuple[M, range]] | None:
+        chosen = self.pick(members, publisher, b"", lambda member: credits[member] >= 1)
+        return [(chosen, range(count))] if chosen is not None and credits[chosen] >= count else None
+
 
 class HashTopic(Generic[M]):
     __slots__ = ("_seed",)
@@ -128,6 +164,11 @@ class HashTopic(Generic[M]):
     ) -> M | None:
         place = _next_available(members, crc32(topic, self._seed), available)
         return None if place is None else members[place]
+
+    def share(
+        self, members: Sequence[M], count: int, publisher: bytes, credits: Mapping[M, int]
+    ) -> list[tuple[M, range]] | None:
+        return None
 
 
 STRATEGIES: Final = ("round_robin", "random", "sticky", "hash_publisher", "hash_topic")

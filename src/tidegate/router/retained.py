@@ -4,39 +4,30 @@
     _order      the same keys, sorted      for wildcards
     _due        heap of (expires_at_ms, key), with entries that later puts have made stale
 
-A wildcard filter is answered by leaps through the sorted keys. At each key the scan knows the next key that
-could match at all, and goes there:
-
-    filter a/+/temp     at a/7/hum     go to a/7/temp
-                        at a/7/temp    yield, go on
-                        at a/7/volt    nothing more below a/7: go past it
-                        at b           nothing more at all: done
-
-So the cost follows the matches and the branches that `+` opens, not the number of topics. A scan holds one
-key and no place in any structure: topics may come and go between its steps. What is there from beginning to
-end is found exactly once; what comes or goes meanwhile may be found or not.
+A wildcard filter is answered by a `TopicScan` over the sorted keys: topics may come and go between its steps.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
-from tidegate.router.filters import has_wildcard
-from tidegate.router.topic_order import AFTER_SEPARATOR, SEPARATOR, TopicOrder, key_of
+from tidegate.router.topic_order import TopicOrder, key_of
+from tidegate.router.topic_scan import TopicScan
 
 # What a message costs besides its bytes: objects, dictionary and list slots, heap entry. A test measures it.
 MESSAGE_OVERHEAD_BYTES: Final = 512
+
+# Matches that `match` looks up at a time: enough to make the way into the order cheap for each.
+_CHUNK: Final = 64
 
 # The heap is rebuilt when it holds more stale entries than live ones and these.
 _STALE_MIN: Final = 1_024
 
 
-@dataclass(frozen=True, slots=True)
-class Retained:
+class Retained(NamedTuple):
     topic: bytes
     payload: bytes
     qos: int
@@ -158,7 +149,10 @@ class RetainedStore:
         """
         scan = self.scan(filter)
         while not scan.done:
-            yield from scan.take(now_ms, matches_max=1)
+            for found in scan.take(now_ms, _CHUNK):
+                message = self.get(found.topic, now_ms)  # it may be gone by now, or another
+                if message is not None:
+                    yield message
 
     def scan(self, filter: bytes) -> RetainedScan:
         return RetainedScan(self._messages, self._order, filter)
@@ -196,72 +190,36 @@ class RetainedStore:
 
 
 class RetainedScan:
-    """The messages that match one filter, in chunks. `steps` counts the keys looked at so far."""
+    """The messages that match one filter, in chunks."""
 
-    __slots__ = ("_cursor", "_levels", "_messages", "_order", "_skip_dollar", "done", "steps")
+    __slots__ = ("_messages", "_scan")
 
     def __init__(self, messages: dict[bytes, Retained], order: TopicOrder, filter: bytes) -> None:
         self._messages = messages
-        self._order = order
-        self._levels = filter.split(b"/")
-        self._skip_dollar = filter.startswith((b"+", b"#"))
-        # The smallest key that could match: the literal levels, up to the first wildcard.
-        literal: list[bytes] = []
-        for level in self._levels:
-            if has_wildcard(level):
-                break
-            literal.append(level)
-        self._cursor = SEPARATOR.join(literal)
-        self.done = False
-        self.steps = 0
+        self._scan = TopicScan(order, filter)
+
+    @property
+    def done(self) -> bool:
+        return self._scan.done
+
+    @property
+    def steps(self) -> int:
+        """Topics looked at so far."""
+        return self._scan.steps
 
     def take(self, now_ms: int, matches_max: int = 100, steps_max: int | None = None) -> list[Retained]:
         """The next unexpired matches: fewer than `matches_max` if `steps_max` or the end is reached."""
+        scan = self._scan
+        message_of = self._messages.__getitem__
+        before = scan.steps
         taken: list[Retained] = []
-        steps = 0
-        while not self.done and len(taken) < matches_max and (steps_max is None or steps < steps_max):
-            steps += 1
-            key = self._order.first_from(self._cursor)
-            if key is None:
-                self.done = True
-            elif self._look_at(key):
-                message = self._messages[key]
-                if not message.expired(now_ms):
-                    taken.append(message)
-        self.steps += steps
+        while not scan.done and len(taken) < matches_max:
+            steps_left = None if steps_max is None else steps_max - (scan.steps - before)
+            if steps_left is not None and steps_left <= 0:
+                break
+            taken += [
+                message
+                for message in map(message_of, scan.take(matches_max - len(taken), steps_left))
+                if (at_ms := message.expires_at_ms) is None or at_ms > now_ms
+            ]
         return taken
-
-    def _look_at(self, key: bytes) -> bool:
-        """Whether `key` matches. Moves the cursor to the next key that could."""
-        if self._skip_dollar and key.startswith(b"$"):
-            self._cursor = b"%"  # the byte after `$` [MQTT-4.7.2-1]
-            return False
-        wanted = self._levels
-        levels = key.split(SEPARATOR, len(wanted))
-        for depth, want in enumerate(wanted):
-            if want == b"#":
-                self._cursor = key + SEPARATOR
-                return True
-            if depth == len(levels):
-                # A parent of what is wanted. `a/#` matches `a` and has been answered above.
-                self._cursor = key + SEPARATOR + (b"" if want == b"+" else want)
-                return False
-            if want == b"+" or want == levels[depth]:
-                continue
-            if levels[depth] < want:
-                self._cursor = SEPARATOR.join([*levels[:depth], want])
-            else:
-                self._leave(levels, depth)
-            return False
-        # All levels fit. If the topic goes on it is too deep, and so is everything beside it down there.
-        self._leave(levels, len(wanted))
-        return len(levels) == len(wanted)
-
-    def _leave(self, levels: list[bytes], depth: int) -> None:
-        """Nothing more matches below the first `depth` levels: go past the last `+` among them."""
-        while depth and self._levels[depth - 1] != b"+":
-            depth -= 1
-        if depth:
-            self._cursor = SEPARATOR.join(levels[:depth]) + AFTER_SEPARATOR
-        else:
-            self.done = True

@@ -12,7 +12,8 @@ order of keys is the order of the lists of levels, and a topic with everything b
 (In plain byte order `a-b` would stand between `a` and `a/b`.)
 
 The keys live in a list of short sorted lists: an insertion shifts one short list, never a million slots.
-A scan remembers the key that it wants next, never a place, so anything may change between two of its steps.
+A scan (`topic_scan`) remembers the key that it wants next, never a place, so anything may change between two of
+its steps.
 """
 
 from __future__ import annotations
@@ -32,49 +33,45 @@ def key_of(topic: bytes) -> bytes:
 
 
 class TopicOrder:
-    """A sorted set of keys."""
+    """A sorted set of keys. `runs` and `lasts` are for scans to read."""
 
-    __slots__ = ("_lasts", "_runs")
+    __slots__ = ("lasts", "runs")
 
     def __init__(self) -> None:
-        self._runs: list[list[bytes]] = []  # none is empty
-        self._lasts: list[bytes] = []  # the last key of each run
+        self.runs: list[list[bytes]] = []  # none is empty
+        self.lasts: list[bytes] = []  # the last key of each run
 
     def add(self, key: bytes) -> None:
         """`key` must not be there yet."""
-        if not self._runs:
-            self._runs.append([key])
-            self._lasts.append(key)
+        if not self.runs:
+            self.runs.append([key])
+            self.lasts.append(key)
             return
-        at = min(bisect_left(self._lasts, key), len(self._runs) - 1)
-        run = self._runs[at]
+        at = min(bisect_left(self.lasts, key), len(self.runs) - 1)
+        run = self.runs[at]
         insort(run, key)
         if len(run) > RUN_KEYS_MAX:
             # Keys often come in order. Cutting the last run near its end leaves full runs behind.
-            middle = len(run) * 9 // 10 if at == len(self._runs) - 1 else len(run) // 2
-            self._runs.insert(at + 1, run[middle:])
+            middle = len(run) * 9 // 10 if at == len(self.runs) - 1 else len(run) // 2
+            self.runs.insert(at + 1, run[middle:])
             del run[middle:]
-            self._lasts.insert(at + 1, self._runs[at + 1][-1])
-        self._lasts[at] = run[-1]
+            self.lasts.insert(at + 1, self.runs[at + 1][-1])
+        self.lasts[at] = run[-1]
 
     def discard(self, key: bytes) -> None:
-        at = bisect_left(self._lasts, key)
-        if at == len(self._runs):
+        at = bisect_left(self.lasts, key)
+        if at == len(self.runs):
             return
-        run = self._runs[at]
+        run = self.runs[at]
         place = bisect_left(run, key)
         if run[place] != key:
             return
         del run[place]
         if run:
-            self._lasts[at] = run[-1]
+            self.lasts[at] = run[-1]
         else:
-            del self._runs[at], self._lasts[at]
+            del self.runs[at], self.lasts[at]
 
-    def first_from(self, key: bytes) -> bytes | None:
-        """The smallest key that is not below `key`."""
-        at = bisect_left(self._lasts, key)
-        if at == len(self._runs):
-            return None
-        run = self._runs[at]
-        return run[bisect_left(run, key)]
+    def clear(self) -> None:
+        self.runs.clear()
+        self.lasts.clear()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import logging
+import os
 import resource
 import signal
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -19,19 +18,23 @@ from tidegate.adapters.embedded.archive import LakeArchive
 from tidegate.adapters.embedded.commitlog import EmbeddedLog, FileSnapshot
 from tidegate.adapters.embedded.tiered import TieredLog
 from tidegate.broker.core import Broker
-from tidegate.broker.housekeeping import Housekeeping, state_records
+from tidegate.broker.housekeeping import Housekeeping
 from tidegate.broker.recover import Recovery
+from tidegate.broker.state import all_records
 from tidegate.broker.sys_topics import SysTopics
 from tidegate.config import Config
-from tidegate.errors import StorageError
+from tidegate.errors import StorageError, TidegateError
+from tidegate.exit_codes import FAILED
 from tidegate.log.files import SegmentedLog
 from tidegate.log.memory import MemoryLog
 from tidegate.server.clock import Clock
 from tidegate.server.connection import Connection
+from tidegate.server.events import Events
+from tidegate.server.listening import Address, Announce, in_words
 from tidegate.server.progress import Progress
 from tidegate.wire import Reason
 
-log = logging.getLogger("tidegate")
+UNPROTECTED = "there is no authentication: whoever reaches this address may read and write everything"
 
 OFTEN_S = 0.1
 BUSY_S = 0.01  # while a snapshot is being written
@@ -40,13 +43,22 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 DRAIN_S = 5.0  # how long a stop waits for connections to take their last bytes
 
 
-def run(config: Config) -> int:
-    """Run until told to stop; the exit code."""
-    line = "%(asctime)s %(levelname)s %(message)s"
-    logging.basicConfig(level=config.log_level.upper(), format=line, stream=sys.stderr)
+def run(config: Config, announce: Announce | None = None) -> int:
+    """Run until told to stop; the exit code. `announce` is told when and where the broker listens."""
+    events = Events(config.log_level, config.log_format)
+    events.take_logging()
     _keep_memory()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Server(config).serve())
+    where = "memory" if config.log.durability == "memory" else str(config.data)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(Server(config, events, announce or in_words(where)).serve())
+    except (TidegateError, OSError):
+        raise  # whoever called has words for it
+    except Exception as error:
+        events.crashed(error)
+        return FAILED
+    finally:
+        events.close()
 
 
 def _keep_memory() -> None:
@@ -59,14 +71,18 @@ def _keep_memory() -> None:
 
 
 class Server:
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, events: Events, announce: Announce) -> None:
         self.config = config
+        self.events = events
+        self.report = events.report
+        self.announce = announce
         self.stopping = asyncio.Event()
         self.exit_code = 0
         self.connections: set[Connection] = set()
 
     async def serve(self) -> int:
         self.loop = asyncio.get_running_loop()
+        self.loop.set_exception_handler(self._failed)
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self.stopping.set)
         store = self._open_store()
@@ -82,24 +98,27 @@ class Server:
         except BaseException:
             store.close(clean=False)
             raise
-        host, port = server.sockets[0].getsockname()[:2]
-        print(f"tidegate: listening on {host}:{port}, data in {self._where()}", flush=True)
+        addresses = [Address(*each.getsockname()[:2]) for each in server.sockets]
+        for address in addresses:
+            if not address.is_local:
+                self.report("listen.unprotected", {"address": address, "why": UNPROTECTED})
+        self.announce(addresses[0])
         self._ticker = self.loop.call_later(OFTEN_S, self._often)
         await self.stopping.wait()
         await self._stop(server)
         return self.exit_code
 
-    def _where(self) -> str:
-        return "memory" if self.config.log.durability == "memory" else str(self.config.data)
-
     def _open_store(self) -> SegmentedLog | MemoryLog:
         limits = self.config.log
         if limits.durability == "memory":
-            return MemoryLog(limits.retention_bytes)
-        with Progress() as progress:
+            return MemoryLog(limits.memory_bytes)
+        with self._progress() as progress:
             return SegmentedLog.open(
                 self.config.data / "log", segment_bytes=limits.segment_bytes, progress=progress.of
             )
+
+    def _progress(self) -> Progress:
+        return Progress(self.report if self.config.log_format == "json" else None)
 
     def _start(self, store: SegmentedLog | MemoryLog) -> None:
         segments = store.segments()
@@ -113,14 +132,16 @@ class Server:
             now_s=self.clock.now_s,
             now_ms=self.clock.now_ms,
             wake=self._wake,
-            report=report,
+            report=self.report,
         )
         self.broker.hurry = self._hurry
-        with Progress() as progress:
+        self.broker.look_at_clock = self._look_at_clock
+        with self._progress() as progress:
             recovered = Recovery(self.broker).run(progress.count)
         for damage in self.log.report:
-            report("log.damaged", {"what": damage})
-        report("broker.recovered", recovered._asdict())
+            self.report("log.damaged", {"what": damage})
+        self.report("broker.recovered", recovered._asdict())
+        self.broker.room.open()
         self.housekeeping = Housekeeping(self.broker)
         self.sys_topics = SysTopics(self.broker, memory_bytes)
         # What has been loaded stays, and so does most of what outlives a few ticks: sessions, and the log's tail. The
@@ -135,7 +156,7 @@ class Server:
         return EmbeddedLog(store, wait_for_disk=False, loop=self.loop, on_failure=self._storage_failed)
 
     def _tiered(self, store: SegmentedLog) -> TieredLog:
-        self.archive = LakeArchive(self.config.data, lambda: store.end, loop=self.loop, report=report)
+        self.archive = LakeArchive(self.config.data, lambda: store.end, loop=self.loop, report=self.report)
         self.archive.open()
         wait_for_disk = self.config.log.durability == "fsync"
         return TieredLog(
@@ -157,51 +178,70 @@ class Server:
         now_s = clock.now_s
         if now_s - last_s < QUIET_S:
             return False
-        broker.now_s = now_s
-        broker.now_ms = clock.now_ms
-        broker.hand_over()
+        broker.at(now_s, clock.now_ms)
+        broker.hurrying = True
         broker.flush()
+        broker.hurrying = False
         return True
 
-    def _tick(self) -> None:
+    def _look_at_clock(self) -> None:
         self.clock.tick()
-        self.broker.now_s = self.clock.now_s
-        self.broker.now_ms = self.clock.now_ms
+        self.broker.at(self.clock.now_s, self.clock.now_ms)
+
+    def _tick(self) -> None:
+        self._look_at_clock()
         self.broker.flush()
 
     def _often(self) -> None:
         pause_s = OFTEN_S if not self.housekeeping.busy else BUSY_S
         self._ticker = self.loop.call_later(pause_s, self._often)
         self.clock.tick()
-        now_s = self.broker.now_s = self.clock.now_s
-        self.broker.now_ms = self.clock.now_ms
+        now_s = self.clock.now_s
+        self.broker.at(now_s, self.clock.now_ms)
         self.housekeeping.often()
         if now_s - self._second_s >= 1.0:
             self.clock.adjust(now_s - self._second_s)
             self._second_s = now_s
+            self.events.each_second()
             self.housekeeping.each_second()
+            # Deadlines are judged behind the sockets' next turn: what has arrived in time counts, however late the
+            # loop itself is. The first call comes before that turn, the second after it.
+            self.loop.call_soon(self.loop.call_soon, self._judge)
             self.sys_topics.each_second(now_s)
             self.log.close_sealed()
             if self.archive is not None:
                 self.archive.poll()
 
+    def _judge(self) -> None:
+        if self.housekeeping.deadlines():
+            self.loop.call_soon(self.loop.call_soon, self._judge)
+
     # ── stopping ──
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Something went wrong that nobody foresaw: end before another promise is kept. A peer's broken connection is
+        foreseen."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and "transport" in context:
+            return
+        self.events.crashed(error if isinstance(error, BaseException) else RuntimeError(context.get("message", "")))
+        os._exit(FAILED)
 
     def _storage_failed(self, error: StorageError) -> None:
         """The disk lost what it had taken: nothing after this could be promised. Stop."""
-        report("log.failed", {"error": str(error)}, logging.CRITICAL)
-        self.exit_code = 1
+        self.report("log.failed", {"error": str(error)})
+        self.exit_code = FAILED
         self.stopping.set()
 
     async def _stop(self, server: asyncio.Server) -> None:
         """Stop accepting, tell clients, keep sessions, write everything (0x8B: server shutting down)."""
-        report("broker.stopping", {"connections": len(self.connections)})
+        self.report("broker.stopping", {"connections": len(self.connections)})
         server.close()
         self._ticker.cancel()
         broker = self.broker
         self._tick()
         broker.closing = True
-        for link in list(broker.links):
+        for link in list(broker.sessions.links):
             broker.close(link, Reason.SERVER_SHUTTING_DOWN, send_will=True)
         self._tick()
         for connection in list(self.connections):
@@ -212,8 +252,8 @@ class Server:
         for connection in list(self.connections):
             if connection.transport is not None:
                 connection.transport.abort()
-        while broker.moved:
-            self.housekeeping.write_positions()
+        while broker.delivery.moved and broker.storing.on:
+            self.housekeeping.write_positions(last=True)
         self._tick()
         if self.exit_code == 0:
             self._last_snapshot()
@@ -223,26 +263,15 @@ class Server:
         """Makes the next start quick; without it the log would be replayed."""
         try:
             snapshot = self.log.snapshot()
-            for records in state_records(self.broker):
+            for records in all_records(self.broker):
                 snapshot.add(records)
             if isinstance(snapshot, FileSnapshot):
                 snapshot.commit_now()
         except StorageError as error:
-            report("snapshot.failed", {"error": str(error)})
-
-
-def report(event: str, fields: Mapping[str, object], level: int = logging.INFO) -> None:
-    """One structured line: the event's stable name, then its fields."""
-    log.log(level, "%s %s", event, " ".join(f"{name}={_clean(value)}" for name, value in fields.items()))
+            self.report("snapshot.failed", {"error": str(error)})
 
 
 def memory_bytes() -> tuple[int, int]:
     """What the process holds in memory now, and the most it has held."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _clean(value: object) -> str:
-    """Client ids and reasons come from outside: no control characters get into the log."""
-    text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-    return repr(text) if not text.isprintable() or " " in text else text

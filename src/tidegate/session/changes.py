@@ -22,13 +22,24 @@ newer snapshot, ends in the same state. Layout, little endian; `str` is u16 leng
     0x0C DEAD       u8 reason, u32 attempts, i64 position (-1: it was never stored), i64 time_ms, u8 flags (bits 0 and 1
                     qos, bit 2 retain), str client, str tenant, str topic, str publisher, str detail,
                     blob properties, blob payload
+    0x0D FLIGHTS    u32 number, u32 reader, u16 packet id, u8 qos, u8 state, i64 position, u32 count, u32 step
+                    `count` messages at position, position + step, …, with packet ids that follow each other
+    0x0E INBOUNDS   u32 number, repeated: u16 packet id   as INBOUND, for each
+    0x0F RELEASES   u32 number, repeated: u16 packet id   as RELEASED, for each
+    0x10 ACKED      u32 reader, repeated: i64 first, i64 after   all that is finished above the reader's position
+    0x11 SINCE      u32 number, str filter, repeated: i64 since  of a subscription, in partitions 1, 2, …
+    0x12 DUE        u32 number, str filter, repeated: i64 before  retained messages are still to be handed over for it:
+                    those that lie before these positions, one per partition
+    0x13 HANDED     u32 number, str filter                … and now they have been
 
+A position is `partition << 52 | offset`. INBOUND, RELEASED and FLIGHT are read, and no longer written.
 A DEAD record is no state: it tells that a message was given up for a client, at `time_ms`. It carries the message,
 which may be gone from the log by the time that somebody looks. A restart passes over it; the pipeline collects them.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from enum import IntEnum
 from struct import Struct
@@ -39,6 +50,7 @@ from tidegate.session.session import StoredWill
 
 SESSION, GONE, SUBSCRIBED, UNSUBSCRIBED, POSITIONS = 1, 2, 3, 4, 5
 INBOUND, RELEASED, FLIGHT, RETAINED, UNRETAINED, GROUP, DEAD = 6, 7, 8, 9, 10, 11, 12
+FLIGHTS, INBOUNDS, RELEASES, ACKED, SINCE, DUE, HANDED = 13, 14, 15, 16, 17, 18, 19
 
 CONNECTED = 1
 NONE_U32 = 0xFFFFFFFF
@@ -50,6 +62,8 @@ _subscribed = Struct("<BIBIqI")
 _position = Struct("<Iq")
 _pid = Struct("<BIH")
 _flight = Struct("<BIIHBBqq")
+_flights = Struct("<BIIHBBqII")
+_range = Struct("<qq")
 _retained = Struct("<BBqqq")
 _dead = Struct("<BBIqqB")
 
@@ -161,12 +175,24 @@ def read_positions(record: bytes) -> list[tuple[int, int]]:
     return list(_position.iter_unpack(record[1:]))
 
 
-def inbound(number: int, pid: int) -> bytes:
-    return _pid.pack(INBOUND, number, pid)
+def inbounds(number: int, pids: Iterable[bytes]) -> bytes:
+    """Packet ids as a packet carries them, most significant byte first; a record has them the other way."""
+    return _number.pack(INBOUNDS, number) + _swapped(pids)
 
 
-def released(number: int, pid: int) -> bytes:
-    return _pid.pack(RELEASED, number, pid)
+def releases(number: int, pids: Iterable[bytes]) -> bytes:
+    return _number.pack(RELEASES, number) + _swapped(pids)
+
+
+def _swapped(pids: Iterable[bytes]) -> bytes:
+    ids = array("H", b"".join(pids))
+    ids.byteswap()
+    return ids.tobytes()
+
+
+def read_pids(record: bytes) -> tuple[int, list[bytes]]:
+    ids = array("H", record[_number.size :])
+    return read_number(record), [pid.to_bytes(2, "big") for pid in ids]
 
 
 def read_pid(record: bytes) -> tuple[int, int]:
@@ -174,8 +200,42 @@ def read_pid(record: bytes) -> tuple[int, int]:
     return number, pid
 
 
-def flight(number: int, reader: int, pid: int, qos: int, state: int, position: int, floor: int) -> bytes:
-    return _flight.pack(FLIGHT, number, reader, pid, qos, state, position, floor)
+def flights(number: int, reader: int, pid: int, qos: int, state: int, positions: range) -> bytes:
+    return _flights.pack(
+        FLIGHTS, number, reader, pid, qos, state, positions.start, len(positions), positions.step
+    )
+
+
+def read_flights(record: bytes) -> tuple[int, int, int, int, int, range]:
+    _, number, reader, pid, qos, state, position, count, step = _flights.unpack_from(record)
+    return number, reader, pid, qos, state, range(position, position + count * max(step, 1), max(step, 1))
+
+
+def acked(reader: int, ranges: Iterable[tuple[int, int]]) -> bytes:
+    return _number.pack(ACKED, reader) + b"".join([_range.pack(a, b) for a, b in ranges])
+
+
+def read_acked(record: bytes) -> tuple[int, list[tuple[int, int]]]:
+    return read_number(record), list(_range.iter_unpack(record[_number.size :]))
+
+
+def since(number: int, filter: bytes, positions: Iterable[int]) -> bytes:
+    return _number.pack(SINCE, number) + _str(filter) + b"".join([p.to_bytes(8, "little") for p in positions])
+
+
+def read_filter_positions(record: bytes) -> tuple[int, bytes, list[int]]:
+    """A SINCE or a DUE record."""
+    cursor = Cursor(record, _number.size)
+    filter = cursor.str()
+    return read_number(record), filter, list(array("q", record[cursor.at :]))
+
+
+def due(number: int, filter: bytes, before: Iterable[int]) -> bytes:
+    return _number.pack(DUE, number) + _str(filter) + b"".join([p.to_bytes(8, "little") for p in before])
+
+
+def handed(number: int, filter: bytes) -> bytes:
+    return _number.pack(HANDED, number) + _str(filter)
 
 
 def read_flight(record: bytes) -> tuple[int, int, int, int, int, int, int]:

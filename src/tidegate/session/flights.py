@@ -1,30 +1,37 @@
 """What a client has been sent and has not acknowledged, in the order it was sent.
 
-Packet identifiers are given out in sequence, so messages that follow each other in the log take identifiers that
-do so too, and one `Flight` describes them all, whatever runs they belong to: identifiers `pid` … `pid + count - 1`
-carry positions `base` … `base + count - 1`.
-Acknowledgements nearly always come in the same order and in bulk; then the bytes received are compared
-with the bytes expected and one integer moves. Anything else is found by search and splits its flight.
+Packet identifiers are given out in sequence, so messages that leave one after the other have identifiers that do so
+too, and one `Flight` describes them all: the identifiers from `pid` on carry `positions`, one each.
 
-A flight that is finished out of order stays as DONE until everything before it is finished: the first
-flight's `base` is therefore the lowest position the client still owes an answer for (invariant I2).
+    number   1 2 3 … 65535 65536 65537 …     counts every identifier ever given to the session
+    pid      1 2 3 … 65535     1     2 …     what the client sees of it
+
+Flights are kept by their first number, which only grows, so a flight is found by bisection, and acknowledgements that
+come in order and in bulk move one integer. What is finished leaves at once. A message that its client never answers
+keeps its identifier; the sequence steps over it when it comes round again (C10).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tidegate.limits import PACKET_IDS
+from tidegate.limits import PACKET_IDS, PARTITION_SHIFT
 
 if TYPE_CHECKING:
-    from tidegate.session.session import Reader
+    from tidegate.session.reader import Reader
 
-# Packet identifiers as their two bytes, and the PUBACKs for all of them in one string: slices of these
-# replace a loop over messages.
+# Packet identifiers as their two bytes, and whole packets for all of them in one string: slices of these replace a
+# loop over messages.
 PIDS: list[bytes] = [i.to_bytes(2, "big") for i in range(PACKET_IDS + 1)]
 PUBACKS: bytes = b"".join(b"\x40\x02" + pid for pid in PIDS)
+PUBRECS: bytes = b"".join(b"\x50\x02" + pid for pid in PIDS)
+PUBRELS: bytes = b"".join(b"\x62\x02" + pid for pid in PIDS)
+PUBCOMPS: bytes = b"".join(b"\x70\x02" + pid for pid in PIDS)
+
+# The lists are shortened when so many finished flights stand at their front.
+_SLACK = 512
 
 
 class State(IntEnum):
@@ -34,133 +41,240 @@ class State(IntEnum):
 
 
 class Flight:
-    __slots__ = ("base", "count", "pid", "qos", "reader", "state")
+    __slots__ = ("message", "number", "positions", "qos", "reader", "state")
 
-    def __init__(self, pid: int, count: int, base: int, qos: int, reader: Reader, state: State = State.SENT) -> None:
-        self.pid = pid
-        self.count = count
-        self.base = base
+    def __init__(
+        self,
+        number: int,
+        positions: range,
+        qos: int,
+        reader: Reader,
+        state: State = State.SENT,
+        message: Any = None,
+    ) -> None:
+        self.number = number
+        self.positions = positions
         self.qos = qos
         self.reader = reader
         self.state = state
+        self.message = message  # of a retained message: it, for it need not be in the log
+
+    @property
+    def pid(self) -> int:
+        return (self.number - 1) % PACKET_IDS + 1
+
+    @property
+    def count(self) -> int:
+        return len(self.positions)
 
     def __repr__(self) -> str:
-        return f"Flight(pid={self.pid}+{self.count}, base={self.base}, qos={self.qos}, {self.state.name})"
+        return f"Flight(pid={self.pid}, {self.positions}, qos={self.qos}, {self.state.name})"
 
 
 class Flights:
-    """The ordered flights of one session. `unfinished` counts messages that are not DONE."""
+    """The flights of one session. `unfinished` counts messages."""
 
-    __slots__ = ("next_pid", "queue", "scrambled", "unfinished")
+    __slots__ = ("_busy", "_flights", "_front", "_numbers", "_round", "next_number", "scrambled", "unfinished")
 
-    def __init__(self, next_pid: int = 1) -> None:
-        self.queue: deque[Flight] = deque()
+    def __init__(self, next_number: int = 1) -> None:
+        self._flights: list[Flight] = []
+        self._numbers: list[int] = []  # each flight's first number, increasing
+        self._front = 0  # flights before it are finished
+        self._round = -1  # the round of the sequence for which `_busy` lists identifiers in use, last ones first
+        self._busy: list[tuple[int, int]] = []
         self.unfinished = 0
-        self.next_pid = next_pid
+        self.next_number = next_number
         self.scrambled = False  # a later flight may hold an earlier position: after recovery, or what a group redid
 
-    def room(self) -> int:
-        """How many more identifiers can be given out without meeting one that is in use."""
-        if not self.queue:
-            return PACKET_IDS
-        span = (self.next_pid - self.queue[0].pid) % PACKET_IDS
-        # next_pid meeting the oldest identifier means that all are in use, not none.
-        return PACKET_IDS - span if span else 0
+    def __iter__(self) -> Any:
+        """Those that are not finished, oldest first; they must not change meanwhile."""
+        return iter(self._flights[self._front :] if self._front else self._flights)
 
-    def fits(self, count: int) -> bool:
-        """Whether `count` identifiers can be taken in one sequence."""
-        following = self.next_pid + count
-        if following > PACKET_IDS + 1:
-            return False
-        queue = self.queue
-        if not queue:
-            return True
-        oldest = queue[0].pid
-        # The oldest lies behind, and nothing is in the way up to the end; or it lies ahead, and is in the way.
-        return oldest < self.next_pid or following <= oldest
+    def __bool__(self) -> bool:
+        return self._front < len(self._flights)
 
-    def take(self, count: int) -> int:
-        """Reserve `count` identifiers in sequence (the caller stays within `unbroken`): the first one."""
-        first = self.next_pid
-        following = first + count
-        self.next_pid = following if following <= PACKET_IDS else 1
-        return first
+    @property
+    def contiguous(self) -> bool:
+        """One flight at most: nothing is acknowledged beyond a gap."""
+        return len(self._flights) - self._front <= 1
 
-    def unbroken(self) -> int:
-        """How many identifiers follow in sequence before they start again at 1."""
-        return PACKET_IDS + 1 - self.next_pid
+    @property
+    def next_pid(self) -> int:
+        return (self.next_number - 1) % PACKET_IDS + 1
 
-    def add(self, flight: Flight) -> None:
-        self.queue.append(flight)
-        self.unfinished += flight.count
+    def free(self, wanted: int) -> int:
+        """How many identifiers, `wanted` at most, can be given out in sequence now. Steps over those in use."""
+        while self.unfinished < PACKET_IDS:
+            number = self.next_number
+            round, before = divmod(number - 1, PACKET_IDS)
+            room = min(wanted, PACKET_IDS - before)  # before the sequence starts again at 1
+            # Only flights that begin so long ago can have identifiers that come round again within `room`.
+            if self._front == len(self._flights) or self._numbers[self._front] >= number + room - PACKET_IDS:
+                return room
+            if self._round != round:
+                # Listed once a round, and not kept up to date: what is finished meanwhile is free in the next.
+                self._round = round
+                self._busy = sorted(((f.pid, f.pid + len(f.positions)) for f in self), reverse=True)
+            pid = before + 1
+            busy = self._busy
+            while busy and busy[-1][1] <= pid:
+                busy.pop()
+            if not busy or busy[-1][0] >= pid + room:
+                return room
+            if busy[-1][0] > pid:
+                return busy[-1][0] - pid
+            self.next_number += busy[-1][1] - pid
+        return 0
 
-    def sent(self, pid: int, count: int, base: int, reader: Reader) -> Flight:
-        """QoS 1 messages have gone out: they are more of the last flight, if they follow it in everything, or a
-        flight of their own. Returns it."""
-        self.unfinished += count
-        if self.queue:
-            last = self.queue[-1]
-            if (
-                base == last.base + last.count
-                and pid == last.pid + last.count
-                and reader is last.reader
-                and last.qos == 1
-                and last.state is State.SENT
-            ):
-                last.count += count
-                return last
-        flight = Flight(pid, count, base, 1, reader)
-        self.queue.append(flight)
-        return flight
-
-    def find(self, pid: int) -> Flight | None:
-        """The unfinished flight that holds this identifier."""
-        for flight in self.queue:
-            if flight.pid <= pid < flight.pid + flight.count:
-                return flight if flight.state is not State.DONE else None
+    def _holder(self, number: int) -> Flight | None:
+        """The flight that holds this number, or one of the same identifier from an earlier round."""
+        at = bisect_right(self._numbers, number, lo=self._front) - 1
+        while at >= self._front:
+            flight = self._flights[at]
+            last = flight.number + len(flight.positions) - 1
+            # The newest number of this identifier that the flight could hold.
+            number = min(number, last - (last - number) % PACKET_IDS)
+            if number >= flight.number:
+                return flight
+            at = bisect_right(self._numbers, number, lo=self._front, hi=at) - 1
         return None
 
-    def isolate(self, flight: Flight, pid: int) -> Flight:
-        """Split the flight so that `pid` stands alone; returns its own flight."""
-        offset = pid - flight.pid
-        if offset:
-            flight = self.split(flight, offset)
-        if flight.count > 1:
-            self.split(flight, 1)
+    def from_number(self, number: int) -> Flight | None:
+        """The flight that holds this number, or the next one."""
+        at = max(self._front, bisect_right(self._numbers, number, lo=self._front) - 1)
+        if at < len(self._flights):
+            flight = self._flights[at]
+            if number < flight.number + len(flight.positions):
+                return flight
+            at += 1
+        return self._flights[at] if at < len(self._flights) else None
+
+    def add(self, positions: range, qos: int, reader: Reader, message: Any = None) -> int:
+        """Messages go out with the next identifiers, of which there are enough (`free`): the first one's. They are
+        more of the last flight if they follow it in everything."""
+        number = self.next_number
+        count = len(positions)
+        self.next_number = number + count
+        self.unfinished += count
+        if self._front < len(self._flights):
+            last = self._flights[-1]
+            before = last.positions
+            if (
+                reader is last.reader
+                and qos == last.qos
+                and last.state is State.SENT
+                and number == last.number + len(before)
+                and (number - 1) % PACKET_IDS  # a flight's identifiers do not start again at 1
+                and positions.start == before.stop
+                and before.step == 1
+                and positions.step == 1
+                and message is None
+                and last.message is None
+            ):
+                last.positions = range(before.start, positions.stop)
+                return (number - 1) % PACKET_IDS + 1
+        self._flights.append(Flight(number, positions, qos, reader, State.SENT, message))
+        self._numbers.append(number)
+        return (number - 1) % PACKET_IDS + 1
+
+    def restore(
+        self, pid: int, position: int, qos: int, reader: Reader, state: State, message: Any = None
+    ) -> None:
+        """A flight that was written down before a restart, in the order of sending."""
+        number = self.next_number + (pid - self.next_pid) % PACKET_IDS
+        self._flights.append(Flight(number, range(position, position + 1), qos, reader, state, message))
+        self._numbers.append(number)
+        self.next_number = number + 1
+        self.unfinished += 1
+        self.scrambled = True  # QoS 1 messages before it are sent again after it
+
+    def find(self, pid: int) -> tuple[Flight, int] | None:
+        """The flight that holds an identifier, and where in it."""
+        if self._front == len(self._flights):
+            return None
+        number = self.next_number - 1
+        number -= ((number - 1) % PACKET_IDS + 1 - pid) % PACKET_IDS
+        flight = self._holder(number)
+        if flight is None:
+            return None
+        return flight, (number - flight.number) % PACKET_IDS
+
+    def finish(self, flight: Flight, at: int, count: int) -> range:
+        """`count` messages of a flight, from `at` on, are finished: their positions."""
+        positions = flight.positions
+        done = positions[at : at + count]
+        self.unfinished -= count
+        size = len(positions)
+        if at == 0:
+            if count == size:
+                self._remove(flight)
+                flight.state = State.DONE
+            else:
+                place = self._place(flight)
+                flight.positions = positions[count:]
+                flight.number += count
+                self._numbers[place] = flight.number
+        else:
+            if at + count < size:
+                self._insert_rest(flight, at + count)
+            flight.positions = positions[:at]
+        return done
+
+    def cut(self, flight: Flight, at: int, count: int) -> Flight:
+        """Split so that `count` messages from `at` on are a flight of their own: that one."""
+        if at + count < len(flight.positions):
+            self._insert_rest(flight, at + count)
+            flight.positions = flight.positions[: at + count]
+        if at:
+            own = self._insert_rest(flight, at)
+            flight.positions = flight.positions[:at]
+            return own
         return flight
 
-    def split(self, flight: Flight, count: int) -> Flight:
-        """Leave `count` messages in the flight and put the others into one of their own: that one."""
+    def _insert_rest(self, flight: Flight, at: int) -> Flight:
         rest = Flight(
-            flight.pid + count, flight.count - count, flight.base + count, flight.qos, flight.reader, flight.state
+            flight.number + at, flight.positions[at:], flight.qos, flight.reader, flight.state, flight.message
         )
-        flight.count = count
-        self.queue.insert(self.queue.index(flight) + 1, rest)
+        place = self._place(flight) + 1
+        self._flights.insert(place, rest)
+        self._numbers.insert(place, rest.number)
         return rest
 
-    def finish(self, flight: Flight) -> None:
-        """Mark a single-message flight DONE, and let go of what is finished at the front."""
-        flight.state = State.DONE
-        self.unfinished -= flight.count
-        queue = self.queue
-        while queue and queue[0].state is State.DONE:
-            queue.popleft()
+    def _place(self, flight: Flight) -> int:
+        return bisect_right(self._numbers, flight.number, lo=self._front) - 1
+
+    def _remove(self, flight: Flight) -> None:
+        place = self._place(flight)
+        if place == self._front:
+            self._front += 1
+            if self._front > _SLACK or self._front == len(self._flights):
+                del self._flights[: self._front], self._numbers[: self._front]
+                self._front = 0
+        else:
+            del self._flights[place], self._numbers[place]
+        if not self._flights:
+            self.scrambled = False
 
     def drop(self, flight: Flight) -> None:
         """Forget an unfinished flight altogether (its message went to somebody else, or is gone)."""
-        self.unfinished -= flight.count
-        self.queue.remove(flight)
-        queue = self.queue
-        while queue and queue[0].state is State.DONE:
-            queue.popleft()
+        self.unfinished -= len(flight.positions)
+        self._remove(flight)
 
-    def lowest(self, reader: Reader, qos_max: int = 2) -> int | None:
-        """The lowest position of `reader` that is not finished, or None."""
-        if self.scrambled:
-            self.scrambled = bool(self.queue)
-            unfinished = [f for f in self.queue if f.reader is reader and f.state is not State.DONE]
-            return min([f.base for f in unfinished if f.qos <= qos_max], default=None)
-        for flight in self.queue:
-            if flight.reader is reader and flight.state is not State.DONE and flight.qos <= qos_max:
-                return flight.base
-        return None
+    def lowest(self, reader: Reader, partitions: int = 1, qos_max: int = 2) -> list[int | None]:
+        """The lowest position of `reader` that is not finished, per partition; None where there is none."""
+        found: list[int | None] = [None] * partitions
+        first_is_lowest = partitions == 1 and not self.scrambled
+        for i in range(self._front, len(self._flights)):
+            flight = self._flights[i]
+            if flight.reader is reader and flight.qos <= qos_max:
+                base = flight.positions[0]
+                if first_is_lowest:
+                    return [base]
+                of = base >> PARTITION_SHIFT
+                known = found[of]
+                if known is None or base < known:
+                    found[of] = base
+        return found
+
+    def of(self, reader: Reader) -> list[Flight]:
+        return [flight for flight in self if flight.reader is reader]

@@ -1,16 +1,16 @@
-"""The core's side of one connection: what the client negotiated, and the bytes that wait to be sent.
+"""The core's side of one connection: what the client negotiated, and what has come of a packet so far.
 
-A link knows no socket. The server derives its connection class from it and supplies the three actions at
-the end (`write`, `close`, `throttle`); tests and the simulator supply their own.
+What leaves is the outbox's (`delivery/outbox`). A link knows no socket. The server derives its connection class from it
+and supplies the three actions at the end (`write`, `close`, `throttle`); tests and the simulator supply their own.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidegate.session.session import Reader, Session, StoredWill
+    from tidegate.session.session import Session
 
 
 class Phase(IntEnum):
@@ -24,81 +24,91 @@ class Phase(IntEnum):
     CLOSED = 2
 
 
+class Stop(IntFlag):
+    """Why the broker reads nothing from a client at the moment. Such a client is not silent: it is not heard."""
+
+    BUSY = 1  # a packet of it is being worked on in steps
+    DISK = 2  # its messages are more than the disk has taken
+    ANSWERS_HELD = 4  # its answers wait for the log
+    ANSWERS_UNREAD = 8  # it does not read its answers
+    TURN = 16  # others are read first
+
+
 class Link:
     __slots__ = (
-        "ack_seen_s",
-        "acks",
         "aliases_in",
         "aliases_in_max",
-        "aliases_out",
-        "aliases_out_max",
+        "blocks",
+        "busy",
         "client_id",
         "connected_at_s",
-        "holding",
+        "greeted",
         "keep_alive_s",
         "more",
-        "on_wire",
-        "out",
-        "out_bytes",
-        "packet_max",
-        "paused",
+        "outbox",
         "peer",
         "phase",
         "problem_info",
+        "receiving",
         "refused",
         "rest",
-        "retained_streams",
+        "routes",
         "seen_s",
         "session",
-        "simple",
+        "stopped",
+        "tenant",
+        "trace",
         "v5",
         "version",
-        "waiting",
         "watched",
-        "will",
-        "window",
     )
 
     def __init__(self) -> None:
         self.phase = Phase.NEW
         self.session: Session | None = None
+        self.outbox: Any = None  # an Outbox, from the first answer on
         self.client_id = b""
+        self.tenant = b""
+        self.routes: dict[bytes, Any] = {}  # those of its tenant: topic → where its messages go
         self.version = 4
         self.v5 = False
         self.peer = ""
-        self.will: StoredWill | None = None
-        # Incoming: bytes of a packet that is not complete yet; `more` is how many bytes it takes to be so.
+        # Bytes of a packet that is not complete yet; `more` is how many it takes to be so.
         self.rest = bytearray()
         self.more = 0
+        self.stopped = Stop(0)  # why nothing is read from it
+        self.busy = False  # a packet of it is being worked on: what has been read after it waits in `rest`
         self.seen_s = 0.0
         self.keep_alive_s = 0
         self.watched = 0  # the second at which it is looked at next
         self.connected_at_s = 0.0
-        self.acks: list[bytes] = []  # packet ids of QoS 1 messages whose PUBACK waits for the log
+        self.greeted = False  # its CONNACK is on its way: before it there is no other word [MQTT-3.2.0-1]
+        self.receiving = 0  # QoS 1 and 2 messages of the client that have not been answered to the end
         self.aliases_in: dict[int, bytes] = {}
         self.aliases_in_max = 0
-        # Outgoing: `out` is written once per tick.
-        self.out: list[bytes] = []
-        self.out_bytes = 0
-        self.holding = 0  # QoS 2 messages that wait for the log; later messages wait behind them
-        self.paused = False  # the socket does not take more at the moment
-        self.window = 0  # unacknowledged messages the client takes at a time
-        self.on_wire = 0  # … and how many there are
-        self.ack_seen_s = 0.0  # when it last acknowledged something, or got something to acknowledge
-        self.packet_max = 0  # 0: no limit
-        self.aliases_out: dict[bytes, int] = {}
-        self.aliases_out_max = 0
-        self.simple = True  # neither aliases nor a packet limit: ready-made bytes can be sent as they are
+        self.blocks: dict[bytes, Any] = {}  # property blocks it sent lately, and what they mean
         self.problem_info = True
-        self.waiting: list[Reader] = []  # readers that go on when it acknowledges or its socket drains
-        self.retained_streams: list[Any] | None = None  # retained matches that are being handed over
         self.refused = False  # a message of it was, and that has been reported
+        self.trace: Any = None  # a Trace, while somebody watches its packets
 
-    def let_go(self) -> None:
-        """A message that waited for the log has been sent."""
-        self.holding -= 1
+    def stop(self, why: Stop) -> None:
+        if not self.stopped:
+            self.throttle(True)
+        self.stopped |= why
 
-    def write(self, data: bytes) -> None:
+    def go_on(self, why: Stop, now_s: float) -> None:
+        if self.stopped & why:
+            self.stopped &= ~why
+            if not self.stopped:
+                self.seen_s = now_s
+                self.throttle(False)
+
+    def write(self, data: bytes) -> int:
+        """Send; returns how many bytes wait because the socket does not take them."""
+        raise NotImplementedError
+
+    def unsent(self) -> int:
+        """How many bytes wait at the moment."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidegate.session.flights import Flight, Flights
+from tidegate.session.flights import Flights
+from tidegate.session.reader import Reader
 
 if TYPE_CHECKING:
     from tidegate.session.link import Link
 
 NEVER = 0xFFFFFFFF  # session expiry: never
+DEFAULT_TENANT = b"default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,58 +32,6 @@ class StoredWill:
     properties: bytes
 
 
-class Reader:
-    """A place in the log and who reads there: a session's main reader, one per `$replay` subscription,
-    one per shared group.
-
-    `live`: it has everything up to the log's end and gets new messages as they arrive; `cursor` then means
-    nothing. Otherwise `cursor` is the next position to read.
-    """
-
-    __slots__ = (
-        "blocked",
-        "cursor",
-        "floor",
-        "held",
-        "held_bytes",
-        "held_end",
-        "key",
-        "live",
-        "number",
-        "queued",
-        "reading",
-        "resend",
-        "session",
-        "skip",
-        "subscription",
-        "targets",
-        "wanted",
-    )
-
-    def __init__(self, number: int, session: Session | None, cursor: int) -> None:
-        self.number = number  # its name in the log
-        self.session = session  # None: a shared group, whose members have sessions
-        self.cursor = cursor
-        self.floor = cursor  # position last written to the log for it
-        self.live = False
-        self.blocked = False  # waits for an acknowledgement or for its socket
-        self.queued = False  # has its turn coming in the catch-up queue
-        self.reading = False  # a read from disk is under way
-        self.held: list[Any] | None = None  # runs read from disk and not yet sent
-        self.held_bytes = 0
-        self.held_end = 0  # the position after what is held
-        self.resend: list[Flight] | None = None  # flights to send again after a reconnection
-        self.skip: set[int] | None = None  # positions that must not be sent again (QoS 2 before a crash)
-        self.subscription: Subscription | None = None  # for a $replay reader: the one it serves
-        # While catching up: topic, and the subscriptions that match it → how to deliver it.
-        self.targets: dict[bytes | tuple[Subscription, ...], Any] | None = None
-        self.wanted: Any = None  # its filters as the log's index takes them, while it reads from disk
-        self.key: tuple[bytes, bytes] | None = None  # for a shared group: (group, filter)
-
-    def __repr__(self) -> str:
-        return f"Reader({self.number}, cursor={self.cursor}, live={self.live}, blocked={self.blocked})"
-
-
 class Subscription:
     """One filter of one session. `filter` is as the client wrote it; `pattern` is what is matched."""
 
@@ -93,7 +43,7 @@ class Subscription:
         filter: bytes,
         pattern: bytes,
         qos: int,
-        since: int,
+        since: tuple[int, ...],
         *,
         no_local: bool = False,
         retain_as_published: bool = False,
@@ -104,7 +54,7 @@ class Subscription:
         self.filter = filter
         self.pattern = pattern
         self.qos = qos
-        self.since = since  # what was published before does not belong to it (S2.16)
+        self.since = since  # per partition: what was announced before does not belong to it (S2.16)
         self.no_local = no_local
         self.retain_as_published = retain_as_published
         self.sub_id = sub_id
@@ -115,14 +65,17 @@ class Session:
     __slots__ = (
         "away_since_ms",
         "client_id",
+        "due",
+        "ended",
         "expires_at_s",
         "expiry_s",
         "flights",
         "inbound",
         "link",
         "live_from",
-        "next_pid",
+        "next_number",
         "number",
+        "own_readers",
         "reader",
         "since_max",
         "subscriptions",
@@ -131,23 +84,26 @@ class Session:
         "will_at_s",
     )
 
-    def __init__(self, number: int, client_id: bytes, tenant: bytes, expiry_s: int, position: int) -> None:
+    def __init__(self, number: int, client_id: bytes, tenant: bytes, expiry_s: int, cursors: list[int]) -> None:
         self.number = number
         self.client_id = client_id
         self.tenant = tenant
         self.expiry_s = expiry_s
         self.subscriptions: dict[bytes, Subscription] = {}
-        self.reader = Reader(number, self, position)
+        self.reader = Reader(number, self, cursors)
+        self.own_readers: set[Reader] | None = None  # those of its $replay subscriptions
         self.link: Link | None = None
         self.flights: Flights | None = None  # made when first needed: most sleeping sessions have none
-        self.next_pid = 1
-        self.inbound: set[int] | None = None  # QoS 2 packet ids received and not yet released
-        self.since_max = 0  # the latest `since` of its subscriptions
-        self.live_from = position  # QoS 0 from before its connection is not owed to it (S4.4)
+        self.next_number = 1
+        self.inbound: set[bytes] | None = None  # QoS 2 packet ids received and not yet released
+        self.since_max: tuple[int, ...] = ()  # the latest `since` of its subscriptions
+        self.live_from: tuple[int, ...] = tuple(cursors)  # QoS 0 from before its connection is not owed to it (S4.4)
+        self.due: dict[bytes, Any] | None = None  # filter → retained messages that are still to be handed over
         self.will: StoredWill | None = None
         self.will_at_s = 0.0  # when a delayed will is due, 0 if none is pending
         self.expires_at_s = 0.0  # when an absent session ends, 0 while connected
         self.away_since_ms = 0  # wall clock, 0 while connected
+        self.ended = False  # its subscriptions are still being taken out of the index
 
     @property
     def persistent(self) -> bool:
@@ -155,16 +111,17 @@ class Session:
 
     def in_flight(self) -> Flights:
         if self.flights is None:
-            self.flights = Flights(self.next_pid)
+            self.flights = Flights(self.next_number)
         return self.flights
+
+    def readers(self) -> list[Reader]:
+        """Its own: the main one, and those of its $replay subscriptions."""
+        return [self.reader, *self.own_readers] if self.own_readers else [self.reader]
 
     def rest(self) -> None:
         """Give back what only a connected session needs."""
-        if self.flights is not None and not self.flights.queue:
-            self.next_pid = self.flights.next_pid
+        if self.flights is not None and not self.flights:
+            self.next_number = self.flights.next_number
             self.flights = None
         if not self.inbound:
             self.inbound = None
-        reader = self.reader
-        reader.targets = reader.wanted = reader.held = reader.resend = None
-        reader.held_bytes = 0

@@ -11,11 +11,14 @@ from struct import error as StructError
 from typing import NamedTuple
 
 from tidegate.errors import CorruptLog
+from tidegate.limits import PACKET_IDS
 from tidegate.session import changes
 from tidegate.session.flights import State
 from tidegate.session.session import NEVER
+from tidegate.session.skip import Skip
 
 SHARED = b"$share/"
+DONE_RANGES_MAX = 4096  # finished ranges that are kept before those below their reader's position are let go
 
 
 class StoredSubscription(NamedTuple):
@@ -68,7 +71,7 @@ class StoredState:
     def __init__(self, frames: Iterable[list[bytes]] = ()) -> None:
         self.sessions: dict[int, StoredSession] = {}
         self.positions: dict[int, int] = {}  # by reader; a session's own reader has the session's number
-        self.done: dict[int, set[int]] = {}  # by reader: what is finished, though it lies above the position
+        self.done: dict[int, Skip] = {}  # by reader: what is finished, though it lies above the position
         self.unreadable = 0
         self._by_client: dict[bytes, int] = {}
         for records in frames:
@@ -91,7 +94,16 @@ class StoredState:
         if kind == changes.POSITIONS:
             self.positions.update(changes.read_positions(record))
         elif kind == changes.FLIGHT:
-            self._flight(record)
+            number, reader, pid, qos, state, position, floor = changes.read_flight(record)
+            if reader:
+                self.positions[reader] = floor
+            self._flights(number, reader, pid, qos, state, range(position, position + 1))
+        elif kind == changes.FLIGHTS:
+            self._flights(*changes.read_flights(record))
+        elif kind == changes.ACKED:
+            reader, ranges = changes.read_acked(record)
+            for first, after in ranges:
+                self._finished(reader, first, after)
         elif kind == changes.SESSION:
             self._session(record)
         elif kind == changes.SUBSCRIBED:
@@ -132,20 +144,27 @@ class StoredState:
             del self._by_client[session.client_id]
         for flight in session.flights.values():
             if flight.reader != number and flight.reader:
-                self.done.setdefault(flight.reader, set()).add(flight.position)  # of a group: nobody else gets it
+                # Of a group: nobody else gets it.
+                self._finished(flight.reader, flight.position, flight.position + 1)
 
-    def _flight(self, record: bytes) -> None:
-        number, reader, pid, qos, state, position, floor = changes.read_flight(record)
-        if reader:
-            self.positions[reader] = floor
+    def _finished(self, reader: int, first: int, after: int) -> None:
+        done = self.done.setdefault(reader, Skip())
+        done.add(first, after)
+        if len(done.starts) > DONE_RANGES_MAX:
+            done.forget_below(self.positions.get(reader, 0))
+
+    def _flights(self, number: int, reader: int, pid: int, qos: int, state: int, positions: range) -> None:
         session = self.sessions.get(number)
         if state == State.DONE:
             if session is not None:
-                session.flights.pop(pid, None)
-            if reader:
-                done = self.done.setdefault(reader, set())
-                done.add(position)
-                if len(done) % 4096 == 0:
-                    self.done[reader] = {each for each in done if each >= floor}
+                for i in range(len(positions)):
+                    session.flights.pop((pid + i - 1) % PACKET_IDS + 1, None)
+            if reader and positions.step == 1:
+                self._finished(reader, positions.start, positions.stop)
+            elif reader:
+                for position in positions:
+                    self._finished(reader, position, position + 1)
         elif session is not None:
-            session.flights[pid] = StoredFlight(reader, qos, State(state), position)
+            for i, position in enumerate(positions):
+                each = (pid + i - 1) % PACKET_IDS + 1
+                session.flights[each] = StoredFlight(reader, qos, State(state), position)

@@ -4,7 +4,8 @@
 that can be judged from this one packet. Clause numbers are those of MQTT 5 unless "3.1.1" is said.
 
 What MQTT 3.1 allows and its successors forbid is allowed to 3.1 clients only:
-- DUP on PUBREL, SUBSCRIBE and UNSUBSCRIBE (3.1, section 2.1);
+- any value in the flags of the first byte that are unused there: all four of CONNECT, PUBACK, PUBREC, PUBCOMP,
+  PINGREQ and DISCONNECT, DUP and RETAIN of PUBREL, SUBSCRIBE and UNSUBSCRIBE (3.1, sections 2.1 and 3);
 - a user name or password that its flag promises but the packet does not hold (3.1, section 3.1);
 - any value in the CONNECT flags that are unused there.
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidegate.errors import MalformedPacket, ProtocolViolation, Refused
+from tidegate.errors import MalformedPacket, PeerError, ProtocolViolation, Refused
 
 from .packets import (
     MQTT_3_1,
@@ -108,13 +109,22 @@ def peek_version(body: bytes) -> int | None:
     return None
 
 
-def _require_flags(flags: int, expected: int) -> None:
-    if flags != expected:
+def peek_packet_max(body: bytes) -> int:
+    """The largest packet that the sender of a CONNECT takes, whatever else is wrong with it; 0 for any."""
+    if peek_version(body) != MQTT_5:
+        return 0
+    try:
+        return read_properties(body, 10, CONNECT)[0].maximum_packet_size or 0
+    except PeerError:
+        return 0
+
+
+def _require_flags(flags: int, expected: int, version: int) -> None:
+    # In 3.1 these are no reserved bits but unused ones, and old clients do send them set. Only the QoS of 1 that it
+    # asks of PUBREL, SUBSCRIBE and UNSUBSCRIBE means something.
+    used = 0x0F if version != MQTT_3_1 else 0x06 if expected else 0
+    if flags & used != expected:
         raise MalformedPacket("reserved bits of the first byte are set wrongly")  # [MQTT-2.1.3-1]
-
-
-def _require_flags_or_dup(flags: int, expected: int, version: int) -> None:
-    _require_flags(flags & ~0x08 if version == MQTT_3_1 else flags, expected)
 
 
 def _require_end(body: bytes, pos: int) -> None:
@@ -139,12 +149,12 @@ def _decode_reserved(flags: int, body: bytes, version: int, from_server: bool) -
 
 
 def _decode_connect(flags: int, body: bytes, version: int, from_server: bool) -> Connect:
-    _require_flags(flags, 0)
     name, pos = read_binary(body, 0)
     version, pos = read_u8(body, pos)
     # [MQTT-3.1.2-1], [MQTT-3.1.2-2]
     if (name, version) not in ((b"MQTT", MQTT_5), (b"MQTT", MQTT_3_1_1), (b"MQIsdp", MQTT_3_1)):
         raise Refused("protocol name or level is not supported", Reason.UNSUPPORTED_PROTOCOL_VERSION)
+    _require_flags(flags, 0, version)
     connect_flags, pos = read_u8(body, pos)
     _check_connect_flags(connect_flags, version)
     keep_alive, pos = read_u16(body, pos)
@@ -191,16 +201,20 @@ def _read_will(connect_flags: int, body: bytes, pos: int, version: int) -> tuple
     properties, passed_on = NO_PROPERTIES, b""
     if version == MQTT_5:
         properties, passed_on, pos = read_properties(body, pos, WILL)
-    topic, pos = read_topic_name(body, pos)  # [MQTT-3.1.3-11]
+    topic, pos = read_utf8(body, pos)  # [MQTT-3.1.3-11], [MQTT-4.7.3-2]
     if not topic:
-        raise ProtocolViolation("empty will topic", Reason.TOPIC_NAME_INVALID)  # [MQTT-4.7.3-1]
+        raise ProtocolViolation("empty will topic")  # [MQTT-4.7.3-1]; there is no alias for it (3.3.2.1)
+    if b"+" in topic or b"#" in topic:  # [MQTT-3.3.2-2]
+        # No return code of 3.x says so: a CONNECT that breaks the format is not answered (3.1.1: [MQTT-3.1.4-1]).
+        reason = Reason.TOPIC_NAME_INVALID if version == MQTT_5 else Reason.PROTOCOL_ERROR
+        raise ProtocolViolation("wildcard in the will topic", reason)
     payload, pos = read_binary(body, pos)
     qos, retain = connect_flags >> 3 & 3, bool(connect_flags & 0x20)
     return Will(topic, payload, qos, retain, properties, passed_on), pos
 
 
 def _decode_connack(flags: int, body: bytes, version: int, from_server: bool) -> Connack:
-    _require_flags(flags, 0)
+    _require_flags(flags, 0, version)
     acknowledge_flags, pos = read_u8(body, 0)
     code, pos = read_u8(body, pos)
     properties = NO_PROPERTIES
@@ -262,27 +276,27 @@ def _read_ack(body: bytes, version: int, carrier: int) -> tuple[int, int, Proper
 
 
 def _decode_puback(flags: int, body: bytes, version: int, from_server: bool) -> Ack:
-    _require_flags(flags, 0)
+    _require_flags(flags, 0, version)
     return Puback(*_read_ack(body, version, PUBACK))
 
 
 def _decode_pubrec(flags: int, body: bytes, version: int, from_server: bool) -> Ack:
-    _require_flags(flags, 0)
+    _require_flags(flags, 0, version)
     return Pubrec(*_read_ack(body, version, PUBREC))
 
 
 def _decode_pubrel(flags: int, body: bytes, version: int, from_server: bool) -> Ack:
-    _require_flags_or_dup(flags, 0x02, version)  # [MQTT-3.6.1-1]
+    _require_flags(flags, 0x02, version)  # [MQTT-3.6.1-1]
     return Pubrel(*_read_ack(body, version, PUBREL))
 
 
 def _decode_pubcomp(flags: int, body: bytes, version: int, from_server: bool) -> Ack:
-    _require_flags(flags, 0)
+    _require_flags(flags, 0, version)
     return Pubcomp(*_read_ack(body, version, PUBCOMP))
 
 
 def _decode_subscribe(flags: int, body: bytes, version: int, from_server: bool) -> Subscribe:
-    _require_flags_or_dup(flags, 0x02, version)  # [MQTT-3.8.1-1]
+    _require_flags(flags, 0x02, version)  # [MQTT-3.8.1-1]
     packet_id, pos = _read_packet_id(body, 0)
     properties = NO_PROPERTIES
     if version == MQTT_5:
@@ -323,7 +337,7 @@ def _filter_request(topic_filter: bytes, options: int, version: int) -> FilterRe
 
 
 def _decode_suback(flags: int, body: bytes, version: int, from_server: bool) -> Suback:
-    _require_flags(flags, 0)
+    _require_flags(flags, 0, version)
     packet_id, pos = _read_packet_id(body, 0)
     properties, allowed = NO_PROPERTIES, _SUBACK_REASONS_V3
     if version == MQTT_5:
@@ -338,7 +352,7 @@ def _decode_suback(flags: int, body: bytes, version: int, from_server: bool) -> 
 
 
 def _decode_unsubscribe(flags: int, body: bytes, version: int, from_server: bool) -> Unsubscribe:
-    _require_flags_or_dup(flags, 0x02, version)  # [MQTT-3.10.1-1]
+    _require_flags(flags, 0x02, version)  # [MQTT-3.10.1-1]
     packet_id, pos = _read_packet_id(body, 0)
     properties = NO_PROPERTIES
     if version == MQTT_5:
@@ -353,7 +367,7 @@ def _decode_unsubscribe(flags: int, body: bytes, version: int, from_server: bool
 
 
 def _decode_unsuback(flags: int, body: bytes, version: int, from_server: bool) -> Unsuback:
-    _require_flags(flags, 0)
+    _require_flags(flags, 0, version)
     packet_id, pos = _read_packet_id(body, 0)
     if version != MQTT_5:
         _require_end(body, pos)
@@ -368,19 +382,19 @@ def _decode_unsuback(flags: int, body: bytes, version: int, from_server: bool) -
 
 
 def _decode_pingreq(flags: int, body: bytes, version: int, from_server: bool) -> Pingreq:
-    _require_flags(flags, 0)
+    _require_flags(flags, 0, version)
     _require_end(body, 0)
     return Pingreq()
 
 
 def _decode_pingresp(flags: int, body: bytes, version: int, from_server: bool) -> Pingresp:
-    _require_flags(flags, 0)
+    _require_flags(flags, 0, version)
     _require_end(body, 0)
     return Pingresp()
 
 
 def _decode_disconnect(flags: int, body: bytes, version: int, from_server: bool) -> Disconnect:
-    _require_flags(flags, 0)  # [MQTT-3.14.1-1]
+    _require_flags(flags, 0, version)  # [MQTT-3.14.1-1]
     if version != MQTT_5:
         _require_end(body, 0)
     if not body:
@@ -395,7 +409,7 @@ def _decode_disconnect(flags: int, body: bytes, version: int, from_server: bool)
 
 
 def _decode_auth(flags: int, body: bytes, version: int, from_server: bool) -> Auth:
-    _require_flags(flags, 0)  # [MQTT-3.15.1-1]
+    _require_flags(flags, 0, version)  # [MQTT-3.15.1-1]
     if version != MQTT_5:
         raise MalformedPacket("packet type 15 is reserved before MQTT 5")
     if not body:

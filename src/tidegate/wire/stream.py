@@ -70,8 +70,6 @@ class PacketStream:
         size = len(buf)
         start = 0
         while True:
-            # The remaining length is read leniently here: 3.x has no rule against encodings longer than
-            # needed, and small clients that reserve four bytes for it do exist.
             pos = start + 1
             remaining = shift = 0
             while pos < size:
@@ -79,6 +77,10 @@ class PacketStream:
                 pos += 1
                 remaining |= (byte & 0x7F) << shift
                 if byte < 0x80:
+                    if byte == 0 and shift:
+                        # [MQTT-1.5.5-1]. 3.x does not say so but lists, in table 2.4, one form for each length.
+                        self._fault = MalformedPacket("remaining length is longer than its value needs")
+                        return packets, start
                     break
                 shift += 7
                 if shift == 28:

@@ -7,7 +7,9 @@ deleting) happens on two threads: one syncs, one does the rest, so that a slow r
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,15 +17,36 @@ from queue import SimpleQueue
 
 from tidegate.errors import StorageError
 from tidegate.log.files import SegmentedLog
-from tidegate.log.frame import encode_changes, encode_messages
+from tidegate.log.frame import encode_changes, encode_rows
 from tidegate.log.index import Wanted
 from tidegate.log.memory import MemoryLog
 from tidegate.log.reading import Read
 from tidegate.log.recovery import Damage
-from tidegate.log.run import Run
+from tidegate.log.rows import Rows
 from tidegate.log.segment import SegmentFacts
 from tidegate.log.snapshot import SnapshotWriter, load_snapshot, snapshot_positions
-from tidegate.ports.commitlog import Snapshot
+from tidegate.ports.commitlog import NO_DISK, Disk, Listener, Snapshot
+
+# Ticks of so few messages are announced before they are written: who waits for them need not wait for the disk.
+EARLY_ROWS_MAX = 4
+
+# A sync waits so long for company, if there was some lately: many syncs of a little cost more than they give.
+PACE_S = 0.001
+PACED_SYNCS = 16
+
+# A read that the system refuses for the moment is tried so often before what it is about counts as unreadable.
+READ_TRIES = 5
+
+
+class NoListener:
+    def announced(self, partition: int, rows: Rows) -> None:
+        """Nobody listens yet."""
+
+    def stored(self, ticket: int) -> None:
+        """Nor now."""
+
+    def refused(self, ticket: int, why: StorageError) -> None:
+        raise why
 
 
 class EmbeddedLog:
@@ -42,60 +65,72 @@ class EmbeddedLog:
         self._on_failure = on_failure
         self._ticket = 0
         self.stored = 0
-        self.end = store.end
-        self.on_stored: Callable[[], None] = lambda: None
+        self._seen = 0  # the position after messages that were announced early, and refused
+        # A snapshot may lie behind the last message, and what is appended from now on belongs behind the snapshot.
+        behind = snapshot_positions(self._folder)[:1] if self._folder is not None else []
+        self.ends: tuple[int, ...] = (max([store.end, *behind]),)
+        self.listener: Listener = NoListener()
         self.report: list[Damage] = store.report
-        self._appended_bytes = 0
+        self._written = (0, 0)  # the last ticket whose bytes are in the file, and how many there are by then
         self._synced_bytes = 0
         self._syncing = False
-        self._sync_requests: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+        self._accompanied = 0  # syncs to come that wait for company
+        self._sync_requests: SimpleQueue[bool] = SimpleQueue()
+        self._tries: dict[int, int] = {}  # by position: reads that failed for the moment
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tidegate-disk")
         self._syncer = threading.Thread(target=self._sync_forever, name="tidegate-sync", daemon=True)
         self._syncer.start()
 
     @property
-    def floor(self) -> int:
-        return self._store.floor
+    def floors(self) -> tuple[int, ...]:
+        return (self._store.floor,)
 
     @property
     def unstored_bytes(self) -> int:
-        return self._appended_bytes - self._synced_bytes if self._wait_for_disk else 0
+        return self._written[1] - self._synced_bytes if self._wait_for_disk else 0
 
     # ── appending ──
 
-    def append(self, runs: Sequence[Run], changes: Sequence[bytes], time_ms: int) -> int:
-        base = self.end
-        end = base
+    def append(self, rows: Rows, changes: Sequence[bytes], time_ms: int) -> int:
+        base = self.ends[0]
+        count = len(rows.payloads)
+        end = base + count
+        self._ticket = ticket = self._ticket + 1
+        early = 0 < count <= EARLY_ROWS_MAX and not changes and max(rows.flags) < 2
+        if count:
+            rows.positions = range(base, end)
+        if early:
+            self.ends = (end,)  # whatever becomes of the write, nobody else gets these positions (I10)
+            self.listener.announced(0, rows)
         entries: list[tuple[int, int, int, Collection[bytes] | None]] = []
         frames = b""
-        if runs:
-            if len(runs) == 1:
-                end += runs[0].count
-                topics: Collection[bytes] = (runs[0].topic,)
-            else:
-                end += sum([run.count for run in runs])
-                topics = dict.fromkeys([run.topic for run in runs])
-            frames = encode_messages(runs, base, time_ms, followed=bool(changes), topics=topics)
-            entries.append((0, base, end - base, topics))
+        if count:
+            frames, topics = encode_rows(rows, base, time_ms, followed=bool(changes))
+            entries.append((0, base, count, topics))
         if changes:
             entries.append((len(frames), end, len(changes), None))
             frames += encode_changes(changes, end, time_ms)
-        self._store.append(frames, end, entries)
-        self.end = end
-        self._appended_bytes += len(frames)
-        self._ticket += 1
+        if frames:
+            try:
+                self._store.append(frames, end, entries)
+            except StorageError as error:
+                if early:
+                    self._seen = end
+                self.listener.refused(ticket, error)
+                return ticket
+        self._written = (ticket, self._written[1] + len(frames))
         if not self._wait_for_disk:
-            self.stored = self._ticket
-        return self._ticket
-
-    def skip(self, positions: int) -> None:
-        self.end += positions
+            self.stored = ticket
+        if count and not early:
+            self.ends = (end,)
+            self.listener.announced(0, rows)
+        return ticket
 
     def commit(self) -> None:
         """Sync on the other thread; while one is under way, everything appended shares the next."""
         if not self._syncing and self._wait_for_disk:
             self._syncing = True
-            self._sync_requests.put((self._ticket, self._appended_bytes))
+            self._sync_requests.put(True)
 
     def close_sealed(self) -> None:
         """For durability "os": sealed segments are synced too. The active one is left to the kernel, because
@@ -104,24 +139,32 @@ class EmbeddedLog:
             self._worker.submit(self._store.sync_sealed)
 
     def _sync_forever(self) -> None:
-        while (request := self._sync_requests.get()) is not None:
+        while self._sync_requests.get():
+            if self._accompanied > 0:
+                # Others were publishing during one of the last syncs: they share this one. A lone publisher, which
+                # waits for its answer before it goes on, is never in company, and never waits.
+                self._accompanied -= 1
+                time.sleep(PACE_S)
+            ticket, written_bytes = self._written  # by now
             try:
                 self._store.sync()
             except StorageError as error:
                 self._call(self._on_failure, error)
                 return
-            self._call(self._synced, *request)
+            if self._written[0] > ticket:
+                self._accompanied = PACED_SYNCS
+            self._call(self._synced, ticket, written_bytes)
 
     def sync_now(self) -> None:
         """Wait for the disk; not on the loop's thread while clients are served."""
         self._store.sync()
 
-    def _synced(self, ticket: int, appended_bytes: int) -> None:
+    def _synced(self, ticket: int, written_bytes: int) -> None:
         self._syncing = False
-        self._synced_bytes = appended_bytes
+        self._synced_bytes = written_bytes
         if self._wait_for_disk:
             self.stored = ticket
-            self.on_stored()
+            self.listener.stored(ticket)
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         try:
@@ -136,16 +179,21 @@ class EmbeddedLog:
     ) -> None:
         def work() -> None:
             try:
-                found = self._store.read(position, bytes_max=bytes_max, wanted=wanted, end=end)
-            except (OSError, StorageError):
+                patient = self._tries.get(position, 0) < READ_TRIES
+                found = self._store.read(position, bytes_max=bytes_max, wanted=wanted, end=end, patient=patient)
+                self._tries.pop(position, None)
+            except OSError:
+                self._tries[position] = self._tries.get(position, 0) + 1
+                found = Read([], position, 0)  # for the moment: it is asked again
+            except Exception:
                 # Unreadable is lost for this reader; it goes on behind it and the loss is counted.
                 found = Read([], end, end - position)
             self._call(done, found)
 
         self._worker.submit(work)
 
-    def position_at_time(self, time_ms: int, found: Callable[[int], None]) -> tuple[int, bool]:
-        return self._store.position_at_time(time_ms), True
+    def positions_at_time(self, time_ms: int, found: Callable[[list[int]], None]) -> tuple[list[int], bool]:
+        return [self._store.position_at_time(time_ms)], True
 
     # ── state ──
 
@@ -160,11 +208,14 @@ class EmbeddedLog:
         yield from self._store.changes_from(position)
 
     def snapshot(self) -> Snapshot:
-        return FileSnapshot(self, self._folder, self.end)
+        if self._folder is not None:
+            # A place of its own: changes before it are in the snapshot, also when no message lies between them.
+            self.ends = (self.ends[0] + 1,)
+        return FileSnapshot(self, self._folder, self.ends[0])
 
     def snapshot_floor(self) -> int:
         if self._folder is None:
-            return self.end  # state in memory is not rebuilt
+            return self.ends[0]  # state in memory is not rebuilt
         positions = snapshot_positions(self._folder)
         return positions[-1] if positions else 0
 
@@ -179,11 +230,24 @@ class EmbeddedLog:
     def drop(self, segments: Sequence[SegmentFacts]) -> None:
         self._worker.submit(self._store.drop, segments)
 
+    def disk(self) -> Disk:
+        if self._folder is None:
+            return NO_DISK
+        try:
+            found = os.statvfs(self._folder)
+        except OSError:
+            return NO_DISK  # whoever cannot be asked does not limit; the next write will tell
+        return Disk(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
     def close(self) -> None:
-        self._sync_requests.put(None)
+        self._sync_requests.put(False)
         self._worker.shutdown()
         self._syncer.join()
-        self._store.close(clean=True)
+        # Positions of a refused tick that was announced early have been seen: the next start jumps over them (I10).
+        unwritten = self._store.end < self._seen
+        if unwritten:
+            self._store.sync()
+        self._store.close(clean=not unwritten)
 
 
 class FileSnapshot:

@@ -33,8 +33,8 @@ class TieredLog(EmbeddedLog):
         self._archive = archive
 
     @property
-    def floor(self) -> int:
-        return min(self.seam, self._archive_floor())
+    def floors(self) -> tuple[int, ...]:
+        return (min(self.seam, self._archive_floor()),)
 
     @property
     def seam(self) -> int:
@@ -64,18 +64,18 @@ class TieredLog(EmbeddedLog):
 
         super().read(position, end, bytes_max, wanted, check)
 
-    def position_at_time(self, time_ms: int, found: Callable[[int], None]) -> tuple[int, bool]:
+    def positions_at_time(self, time_ms: int, found: Callable[[list[int]], None]) -> tuple[list[int], bool]:
         first = self._store.first
         in_hot_log = first is not None and 0 < first.first_time_ms < time_ms
         earlier = self._archive.before(time_ms)
         if in_hot_log or earlier is None or not self._archive_floor() <= earlier < self.seam:
-            return super().position_at_time(time_ms, found)
+            return super().positions_at_time(time_ms, found)
 
         def sought(position: int | None) -> None:
-            found(self._store.position_at_time(time_ms) if position is None else position)
+            found([self._store.position_at_time(time_ms) if position is None else position])
 
         self._archive.seek(time_ms, sought)
-        return earlier, False
+        return [earlier], False
 
     def close(self) -> None:
         self._archive.close()

@@ -27,6 +27,17 @@ def fsync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def make_folder(folder: Path) -> None:
+    """Make `folder`, and what is missing above it, each with its name durable."""
+    if folder.is_dir():
+        return
+    if folder.exists():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    fsync_folder(folder.parent)
+
+
 def write_all(fd: int, content: bytes) -> None:
     """Write all of `content`; one system call unless the disk is full or a signal came."""
     written = os.write(fd, content)

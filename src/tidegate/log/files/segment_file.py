@@ -59,19 +59,24 @@ class SegmentFile:
         )  # fmt: skip
 
     def fetch(self, offset: int, size: int) -> bytes:
-        """What there is of these bytes: an unreadable sector is damage like any other."""
+        """What there is of these bytes. Raises OSError: it may pass."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        except FileNotFoundError:
             if self.dropped:
                 raise ShelfGone from None
             return b""
         try:
             return os.pread(fd, size, offset)
-        except OSError:
-            return b""
         finally:
             os.close(fd)
+
+    def fetch_or_nothing(self, offset: int, size: int) -> bytes:
+        """`fetch` for who cannot wait: an unreadable sector is damage like any other."""
+        try:
+            return self.fetch(offset, size)
+        except OSError:
+            return b""
 
     def table(self) -> FrameTable:
         # The builder is let go only after the index is there, so one of the two always answers.
@@ -82,7 +87,7 @@ class SegmentFile:
         try:
             with self.index_path.open("rb") as file:
                 index = TopicIndex.load(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             index = None
         if index is not None and index.header.segment_bytes == self.length:
             self.index = index
@@ -90,7 +95,8 @@ class SegmentFile:
             while len(self._mapped) > INDICES_MAX:
                 self._mapped.popleft().index = None
             return index
-        found = self.examine(last=False, next_base=self.end)
+        whole = self.fetch(0, self.length)
+        found = examine(whole, self.name, self.sequence, last=False, base=self.base, next_base=self.end)
         self.builder = builder = found.index
         if found.header is None:  # the file is gone or overwritten: say so to every reader
             builder.damages = [(self.base, self.end - self.base)]
@@ -102,7 +108,7 @@ class SegmentFile:
         return builder
 
     def examine(self, *, last: bool, next_base: int | None = None) -> Examined:
-        whole = self.fetch(0, self.length)
+        whole = self.fetch_or_nothing(0, self.length)
         return examine(whole, self.name, self.sequence, last=last, base=self.base, next_base=next_base)
 
     def make_durable(self, size: int | None = None) -> None:

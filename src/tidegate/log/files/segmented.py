@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tidegate.errors import DiskFull, FolderLocked, StorageError
-from tidegate.log.files.disk import Held, fsync_folder, lock_file, replace_file, storage_error, write_all
+from tidegate.log.files.disk import Held, fsync_folder, lock_file, make_folder, replace_file, storage_error, write_all
 from tidegate.log.files.segment_file import SegmentFile
 from tidegate.log.frame import WRITER, frame_entries
 from tidegate.log.index import (
@@ -83,7 +83,7 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
         before this returns: a position that somebody saw is never given again."""
         log = cls(folder, segment_bytes=segment_bytes)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             log._lock_fd = _lock(folder)
             log._recover(progress or (lambda what, done, total: None))
         except OSError as error:
@@ -201,8 +201,11 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
         if self._failed is not None:
             raise self._failed
         segment = self._active
+        entries = index_entries or list(frame_entries(frames))
+        self.end = max(self.end, entries[0][1])
         if (
             segment is None
+            or segment.end < self.end  # positions were given up: within a segment they count its messages
             or segment.length >= self._segment_bytes
             or segment.length + len(frames) > SEGMENT_BYTES_MAX
             or len(segment.builder.topics) >= TOPICS_MAX  # type: ignore[union-attr]
@@ -216,7 +219,7 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
         at = segment.length
         builder = segment.builder
         assert builder is not None  # an active segment has one
-        for offset, base, count, topics in index_entries or frame_entries(frames):
+        for offset, base, count, topics in entries:
             size, time_ms = _SIZE_AND_TIME(frames, offset + 8)
             if topics is None:
                 builder.add_changes(at + offset, base, size)
@@ -240,10 +243,11 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
 
     def _start_segment(self) -> SegmentFile:
         sealed = self._active
-        if sealed is not None and sealed.length <= SEGMENT_HEADER_BYTES:
+        empty = sealed is not None and sealed.length <= SEGMENT_HEADER_BYTES
+        if sealed is not None and empty and sealed.base == self.end:
             return sealed
         # A file without a frame gives its number to the next, or crashes in a row would pile them up.
-        replaces = sealed is None and self._newest_bytes <= SEGMENT_HEADER_BYTES
+        replaces = empty or (sealed is None and self._newest_bytes <= SEGMENT_HEADER_BYTES)
         sequence = self._sequence if replaces else self._sequence + 1
         header = SegmentHeader(sequence, self.end, time.time_ns() // 1_000_000, WRITER)
         path = self.folder / segment_name(sequence)
@@ -263,7 +267,8 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
             if sealed is not None:
                 sealed.sealed = True
                 self._unsynced.append(sealed)
-                self._unindexed.append(sealed)
+                if not empty:
+                    self._unindexed.append(sealed)
             self._active = segment
             self._shelves = (*(s for s in self._shelves if s.sequence != sequence), segment)
         self._sequence = sequence

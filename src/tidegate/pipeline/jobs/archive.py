@@ -9,6 +9,7 @@ the tables that already have it.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -69,9 +70,17 @@ def run(context: Context) -> Batch | None:
         return None
     holes = log.holes(start, end, lake.end())
     start_now = max(start, log.start().place)
-    until = ahead if ahead > start else log.bounded(start_now, end, ROUND_BYTES_MAX)
+    until = ahead if ahead > start else log.bounded(start_now, end, round_bytes(lake.folder))
     rows = _round(context, start_now, until, [hole for hole in holes if hole.place < until])
     return Batch(rows.messages, until, log.rows(until, end), rows.quarantined)
+
+
+def round_bytes(folder: Path) -> int:
+    """How much of the log a round takes. It writes about as much as it reads, and has to come to its end also on a disk
+    that is nearly full: the log can be trimmed only behind it."""
+    while not folder.exists():
+        folder = folder.parent
+    return min(ROUND_BYTES_MAX, max(SPLIT_BYTES_MIN, shutil.disk_usage(folder).free // 2))
 
 
 def _check_same_log(log: LogFolder, lake: Lake, reached: int) -> None:

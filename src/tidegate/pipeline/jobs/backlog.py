@@ -41,7 +41,8 @@ _FILTERS = pa.schema(
 _FINISHED = pa.schema(
     [
         pa.field("reader", pa.int64(), nullable=False),
-        pa.field("position", pa.int64(), nullable=False),
+        pa.field("first", pa.int64(), nullable=False),
+        pa.field("after", pa.int64(), nullable=False),
     ]
 )
 _BEGUN = pa.schema(
@@ -195,9 +196,9 @@ def _counted_one_by_one(messages: DataFrame, filters: DataFrame, finished: DataF
     owed = (
         messages.join(readers, list(KEYS))
         .where((f.col("any_qos") | (f.col("qos") > 0)) & (f.col("position") >= floor))
-        .join(finished, ["reader", "position"], "left_anti")
     )
-    return _ranges(owed)
+    within = (owed["position"] >= finished["first"]) & (owed["position"] < finished["after"])
+    return _ranges(owed.join(f.broadcast(finished), (owed["reader"] == finished["reader"]) & within, "left_anti"))
 
 
 def _counted_begun(messages: DataFrame, begun: DataFrame) -> DataFrame:
@@ -225,7 +226,7 @@ def _filters(spark: SparkSession, readers: list[WaitingReader]) -> DataFrame:
 
 
 def _finished(spark: SparkSession, readers: list[WaitingReader]) -> DataFrame:
-    return _frame(spark, [(reader.number, at) for reader in readers for at in reader.finished], _FINISHED)
+    return _frame(spark, [(reader.number, *span) for reader in readers for span in reader.finished.ranges()], _FINISHED)
 
 
 def _begun(spark: SparkSession, begun: list[Begun]) -> DataFrame:

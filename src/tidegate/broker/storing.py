@@ -1,0 +1,280 @@
+"""Between the tick and the log: what has been handed over, what was promised on it, and what happens when the log says
+no.
+
+While the log refuses (a full disk), messages are refused with a reason, and nothing that needs a record is promised. A
+change that happens all the same (a connection ends, a message is acknowledged) is not written down one by one: its
+session is noted, once, and written as it then is when there is room again. What was in the refused ticks is kept, and
+is the first thing to be written then. So what waits is bounded by what there is, not by how much happens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from tidegate.delivery.tick import Kind, Promise, Tick
+from tidegate.errors import DiskFull, StorageError
+from tidegate.limits import TICK_CHANGES_MAX, UNSTORED_BYTES_MAX
+from tidegate.session import changes
+from tidegate.session.link import Link, Phase, Stop
+
+if TYPE_CHECKING:
+    from tidegate.broker.core import Broker
+    from tidegate.session.session import Session
+
+
+class Storing:
+    def __init__(self, broker: Broker, report: Callable[[str, Mapping[str, object]], None]) -> None:
+        self._broker = broker
+        self._report = report
+        self.log = broker.log
+        self.on = True  # False while the log takes no more
+        self.full = ""  # why the log may not grow, although a write would succeed
+        self.changes_bytes = 0  # state changes written since the last snapshot began
+        self._ticks: deque[tuple[int, Tick]] = deque()  # appended, and not yet stored
+        self.appending: Tick | None = None  # what the log is being given right now
+        self._unwritten: list[bytes] = []  # state changes that the log refused
+        self._waiting: list[Promise] = []  # … and what was promised on them
+        self._unnoted: dict[int, Session | None] = {}  # sessions to be written when there is room; None: ended
+        self._throttled: set[Link] = set()
+        self._taken_back: dict[Session, set[bytes]] = {}  # packet ids of refused QoS 2 messages
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything appended is stored; but for changes that wait until the log may grow again, which are true
+        and will be written once more."""
+        return not self._ticks and (not self._unwritten or bool(self.full))
+
+    @property
+    def may_write(self) -> bool:
+        """Whether there is room on the disk, be it the reserve: for a snapshot, without which no segment goes."""
+        return self.on or bool(self.full)
+
+    @property
+    def unstored(self) -> bool:
+        """Whether the log has something that is not stored."""
+        return bool(self._ticks)
+
+    def append(self, tick: Tick) -> None:
+        """Give a tick to the log."""
+        broker = self._broker
+        if self.on:
+            broker.room.spend(tick.bytes)
+        if not self.on and not self._probe(tick):
+            return
+        self.appending = tick
+        ticket = self.log.append(tick.rows, tick.changes, broker.now_ms)
+        if self.appending is None:
+            return  # refused within the call
+        self.appending = None
+        if tick.changes:
+            self.changes_bytes += sum(map(len, tick.changes))
+        if tick.retained and tick.announced:
+            self._follow(tick)
+        if self.log.stored >= ticket and not self._ticks:
+            self._keep(tick.promises)
+        else:
+            self._ticks.append((ticket, tick))
+        if tick.rows.payloads and self.log.unstored_bytes > UNSTORED_BYTES_MAX:
+            self._throttle(promise.link for promise in tick.promises if promise.kind <= Kind.PUBREC)
+
+    def _probe(self, tick: Tick) -> bool:
+        """While the log refuses: messages are refused at once; the rest waits for `retry`."""
+        self._refuse(tick, DiskFull(self.full or "no room"))
+        return False
+
+    def stored(self, ticket: int) -> None:
+        """The log has made more of what was appended safe: keep the promises that waited for it."""
+        ticks = self._ticks
+        while ticks and ticks[0][0] <= ticket:
+            tick = ticks.popleft()[1]
+            if tick.retained:
+                self._follow(tick)
+            else:
+                self._keep(tick.promises)
+        if not ticks and self.on:
+            self._taken_back.clear()
+        if self._throttled and self.log.unstored_bytes < UNSTORED_BYTES_MAX // 2:
+            for link in self._throttled:
+                link.go_on(Stop.DISK, self._broker.now_s)
+            self._throttled.clear()
+
+    def _follow(self, tick: Tick) -> None:
+        """The records of retained messages are written once these are announced: what was promised waits for them."""
+        following = self._broker.post.tick
+        taken = [
+            promise._replace(kind=TAKEN[promise.kind]) if promise.kind in TAKEN else promise
+            for promise in tick.promises
+        ]
+        tick.promises, following.promises = [], taken + following.promises
+        tick.retained = False
+        self._broker.request_tick()
+
+    def refused(self, ticket: int, why: StorageError) -> None:
+        """The log did not take an append."""
+        if self.appending is not None:
+            tick, self.appending = self.appending, None
+        else:
+            found = next((entry for entry in self._ticks if entry[0] == ticket), None)
+            if found is None:
+                return
+            self._ticks.remove(found)
+            tick = found[1]
+        self._lost(why)
+        self._refuse(tick, why)
+
+    def _refuse(self, tick: Tick, why: StorageError) -> None:
+        """Nobody gets the messages, and their publishers are told (C5, S1.25)."""
+        broker = self._broker
+        if tick.rows.payloads:
+            broker.counters.dropped["refused by the log"] += len(tick.rows.payloads)
+        self._unwritten += tick.changes
+        for kind, link, pids, _ in tick.promises:
+            if kind is Kind.PUBREC:  # before any connection is closed, which parts it from its session
+                session = link.session or broker.sessions.get(link.client_id)
+                if session is not None and session.inbound is not None:
+                    session.inbound.difference_update(pids)
+                    self._taken_back.setdefault(session, set()).update(pids)
+        for promise in tick.promises:
+            kind, link, pids, _ = promise
+            if kind > Kind.PUBREC:
+                self._waiting.append(promise)
+                continue
+            link.receiving -= len(pids)
+            if link.phase is not Phase.OPEN:
+                continue
+            if link.v5:
+                first = b"\x40\x03" if kind is Kind.PUBACK else b"\x50\x03"
+                link.outbox.put(b"".join([first + pid + b"\x97" for pid in pids]))
+            else:
+                # MQTT 3 has no negative acknowledgement: without one the client keeps the message.
+                broker.close(link, 0x97, "the log takes no more messages")
+
+    def took_back(self, session: Session, pid: bytes) -> bool:
+        """Whether a QoS 2 message of which the publisher has heard nothing was refused."""
+        return pid in self._taken_back.get(session, ())
+
+    def released(self, session: Session, pids: list[bytes]) -> None:
+        """The publisher lets go of messages that were taken, perhaps after earlier ones with their ids were refused."""
+        if session in self._taken_back:
+            self._taken_back[session].difference_update(pids)
+
+    def _keep(self, promises: list[Promise]) -> None:
+        gone: set[Link] | None = None
+        counters = self._broker.counters
+        for kind, link, what, reason in promises:
+            if link.phase is Phase.CLOSED:
+                if kind is not Kind.CALL:
+                    gone = gone or set()
+                    gone.add(link)
+                continue
+            if kind is Kind.MESSAGE:
+                link.outbox.message_stored(what)
+            elif kind is Kind.ANSWER:
+                link.outbox.kept(what)
+            elif kind is Kind.CALL:
+                what()
+            else:
+                if kind not in UNFINISHED:
+                    link.receiving = max(0, link.receiving - len(what))  # an earlier connection's are not counted
+                counters.messages_sent += len(what)
+                link.outbox.put(_acknowledgements(kind, what, reason))
+        for link in gone or ():
+            self._report("answer.undeliverable", {"client": link.client_id, "peer": link.peer})  # S1.12
+
+    # ── no room ──
+
+    def note(self, session: Session) -> None:
+        """While the log refuses: a session has changed, and is to be written as it then is."""
+        self._unnoted[session.number] = session
+
+    def note_end(self, number: int, *, known: bool) -> None:
+        if known:
+            self._unnoted[number] = None
+        else:
+            self._unnoted.pop(number, None)
+
+    def noted(self, number: int) -> bool:
+        return number in self._unnoted
+
+    def limit(self, full: str) -> None:
+        """From now on the log may not grow, for the reason given; or it may again, for an empty one."""
+        self.full = full
+        if full:
+            self._lost(DiskFull(full))
+        elif not self.on:
+            self.retry()
+
+    def _lost(self, error: StorageError) -> None:
+        if self.on:
+            self.on = False
+            self._report("log.refused", {"error": str(error)})
+
+    def retry(self) -> None:
+        """Is there room now? What could not be written is what is tried."""
+        if self.on or self.full:
+            return
+        self._broker.settle()  # what sessions are about to receive is not theirs yet
+        tick = Tick()
+        tick.changes, self._unwritten = self._unwritten, []
+        tick.promises, self._waiting = self._waiting, []
+        for records in self._catch_up():
+            tick.changes += records
+            if len(tick.changes) > TICK_CHANGES_MAX:
+                break
+        for session, pids in self._taken_back.items():
+            free = pids - (session.inbound or set())
+            if free:
+                tick.changes.append(changes.releases(session.number, free))
+        self.on = True
+        self.append(tick)
+        if self.on:
+            self._report("log.accepted", {})
+            while self._unnoted and self.on:
+                more = Tick()
+                for records in self._catch_up():
+                    more.changes += records
+                    if len(more.changes) > TICK_CHANGES_MAX:
+                        break
+                self.append(more)
+        self._broker.request_tick()
+
+    def _catch_up(self) -> Iterator[list[bytes]]:
+        from tidegate.broker.state import session_records
+
+        while self._unnoted:
+            number, session = self._unnoted.popitem()
+            yield [changes.gone(number)] if session is None else session_records(self._broker, session)
+
+    # ── the disk is behind ──
+
+    def _throttle(self, links: Iterator[Link]) -> None:
+        """Stop reading from those who publish until it has caught up."""
+        for link in links:
+            if link.phase is Phase.OPEN:
+                self._throttled.add(link)
+                link.stop(Stop.DISK)
+
+    def forget(self, link: Link) -> None:
+        self._throttled.discard(link)
+
+
+def _acknowledgements(kind: Kind, pids: list[bytes], reason: int) -> bytes:
+    """PUBACKs, PUBRECs or PUBCOMPs for many packet ids at once."""
+    first = _FIRST[kind]
+    if not reason:
+        return first + b"\x02" + (first + b"\x02").join(pids)
+    end = bytes((reason,))
+    return first + b"\x03" + (end + first + b"\x03").join(pids) + end
+
+
+_FIRST = {
+    Kind.PUBACK: b"\x40",
+    Kind.PUBREC: b"\x50",
+    Kind.PUBCOMP: b"\x70",
+    Kind.TAKEN_PUBACK: b"\x40",
+    Kind.TAKEN_PUBREC: b"\x50",
+}
+UNFINISHED = (Kind.PUBREC, Kind.TAKEN_PUBREC)  # PUBREL and PUBCOMP follow
+TAKEN = {Kind.PUBACK: Kind.TAKEN_PUBACK, Kind.PUBREC: Kind.TAKEN_PUBREC}

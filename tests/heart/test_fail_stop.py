@@ -1,0 +1,154 @@
+"""An error that nobody foresaw ends the process before another promise is kept; one that passes costs nothing."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from heart_kit import FaultyBroker, attach, attach_kept, eventually, publish_all, sys_until
+
+from harness import Closed, RawClient
+from packet_bytes import publish_bytes
+from tidegate.wire import Properties, Puback, Pubrec
+
+SMALL = {"log__tail_bytes": 65536, "log__segment_bytes": 1 << 20, "sys__interval_s": 1}
+
+
+def ended(broker: FaultyBroker) -> int:
+    """The exit code of a broker that ends by itself."""
+    assert broker.process is not None
+    try:
+        return broker.process.wait(10)
+    except subprocess.TimeoutExpired:
+        raise AssertionError("the broker goes on") from None
+
+
+def answers(client: RawClient) -> set[int]:
+    """The packet ids of everything that is still acknowledged up to the end of the connection."""
+    try:
+        return {p.packet_id for p in client.until_closed(5) if isinstance(p, Puback | Pubrec)}
+    except TimeoutError:
+        raise AssertionError("the connection goes on") from None
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_an_unforeseen_error_in_a_tick_ends_the_broker_with_a_report(start_faulty, durability, qos):
+    """A bug in the middle of a tick leaves half of it done. Nothing that comes after could be promised: the process
+    ends with an exit code that is not 0 and a traceback, and acknowledges nothing more. What it had acknowledged is
+    there when it is started again."""
+    broker: FaultyBroker = start_faulty(durability)
+    session = attach_kept(broker, "session")
+    session.subscribe("a", qos=2)
+    session.disconnect()
+    publisher = attach(broker, "publisher")
+    for i in range(100):
+        publisher.publish("a", b"%d" % i, qos)
+    broker.fault("crash-write")
+    try:
+        for i in range(100, 200):
+            publisher.send_bytes(publish_bytes(b"a", b"%d" % i, qos, 1000 + i))
+    except ConnectionError:
+        pass
+    acknowledged = {pid - 1000 for pid in answers(publisher)}
+    assert not broker.pending("crash-write"), "the injected error was never met"
+    assert ended(broker) != 0
+    assert "Traceback" in broker.log() and "an injected bug" in broker.log()
+    broker.start()
+    session = attach_kept(broker, "session")
+    assert session.connack is not None and session.connack.session_present
+    wanted = {b"%d" % i for i in {*range(100), *acknowledged}}
+    got: set[bytes] = set()
+    while not wanted <= got:
+        got.add(session.message().payload)
+
+
+def test_nobody_is_acknowledged_after_an_unforeseen_error(start_faulty):
+    """Other clients' promises are not kept either: what was written after the error may stand on sand."""
+    broker: FaultyBroker = start_faulty("fsync")
+    clients = [attach(broker, f"client-{i}", 4 + i % 2) for i in range(10)]
+    broker.fault("crash-write")
+    try:
+        for client in clients:
+            client.send_bytes(publish_bytes(b"a", b"x", 1, 1, version=client.version))
+        eventually(lambda: not broker.pending("crash-write"))
+        for client in clients:
+            client.send_bytes(publish_bytes(b"a", b"x", 1, 2, version=client.version))
+    except ConnectionError:
+        pass
+    late = [client for client in clients if 2 in answers(client)]
+    assert not late, f"{len(late)} clients were acknowledged after the error"
+    assert ended(broker) != 0
+
+
+@pytest.mark.parametrize("packet", [b"\x00\x00", b"\xf0\x00", b"\x30\x00", b"\x82\x00", b"\x36\x03\x00\x00\x00"])
+def test_bad_input_is_foreseen_and_ends_nobody_but_its_sender(shared_broker, packet):
+    """Fail-stop is for the broker's own mistakes: no packet can cause it."""
+    client = attach(shared_broker, "", 5)
+    client.send_bytes(packet)
+    client.until_closed()
+    assert shared_broker.alive
+    assert attach(shared_broker).publish("a", b"x", 1) == 0
+
+
+# ── reads ──
+
+
+def backlog(broker: FaultyBroker, filter: str, qos: int = 1, count: int = 3000) -> list[bytes]:
+    """A session that is away, and messages for it that are on disk only."""
+    session = attach_kept(broker, "session", properties=Properties(session_expiry=86_400, receive_maximum=100))
+    session.subscribe(filter, qos=qos)
+    session.disconnect()
+    payloads = [b"%06d" % i + bytes(994) for i in range(count)]
+    with attach(broker, "publisher") as publisher:
+        publish_all(publisher, [(b"a/%d" % (i % 7), payload) for i, payload in enumerate(payloads)], 1, together=100)
+    return payloads
+
+
+def nothing_lost(broker: FaultyBroker) -> None:
+    values = sys_until(broker, lambda values: "uptime" in values and "messages/stored" in values)
+    assert not [name for name in values if name.startswith("dropped/")], values
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("error", ["EIO", "EMFILE"])
+@pytest.mark.parametrize("filter", ["a/#", "$share/group/a/#"], ids=["own", "shared"])
+def test_a_read_that_fails_for_a_while_is_tried_again(start_faulty, filter, error, times):
+    """An error of the disk or of the machine that passes costs time, never messages: the reader does not stay where it
+    is for ever, and nothing is counted as lost."""
+    broker: FaultyBroker = start_faulty("os", **SMALL)
+    payloads = backlog(broker, filter)
+    broker.fault("fail-read", f"{error} {times}")
+    session = attach_kept(broker, "session")
+    got: list[bytes] = []
+    try:
+        while len(got) < len(payloads):
+            got.append(session.message(10).payload)
+    except (TimeoutError, Closed):
+        pass
+    missing = len(set(payloads) - set(got))
+    assert not broker.pending("fail-read"), "the injected error was never met"
+    assert not missing, f"{missing} of {len(payloads)} messages never came"
+    assert got == payloads
+    nothing_lost(broker)
+
+
+@pytest.mark.parametrize("error", ["EIO", "EMFILE"])
+def test_a_replay_whose_read_fails_for_a_while_goes_on(start_faulty, error):
+    """The same for `$replay`."""
+    broker: FaultyBroker = start_faulty("os", **SMALL)
+    payloads = backlog(broker, "other")
+    broker.fault("fail-read", f"{error} 2")
+    reader = attach(broker, "reader", 5)
+    reader.subscribe("$replay/earliest/a/#", qos=1)
+    got: list[bytes] = []
+    try:
+        while len(got) < len(payloads):
+            got.append(reader.message(10).payload)
+    except (TimeoutError, Closed):
+        pass
+    assert not broker.pending("fail-read"), "the injected error was never met"
+    missing = len(set(payloads) - set(got))
+    assert not missing, f"{missing} of {len(payloads)} messages never came"
+    assert got == payloads
+    nothing_lost(broker)
