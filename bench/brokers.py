@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import os
 import shlex
 import shutil
@@ -22,6 +21,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from scenarios import Contender
+
+HERE = Path(__file__).resolve().parent
 READY_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 10.0
 INSTALL_HINT = "apt-get install mosquitto nats-server"
@@ -37,6 +39,8 @@ class Place:
     """What a recipe needs to know to write its command line."""
 
     port: int
+    port5: int
+    """For MQTT 5, where a broker takes it on a port of its own."""
     data: Path
     durability: str
 
@@ -47,10 +51,22 @@ class Peer:
     command: Callable[[Place], list[str]] | None
     """None: the broker runs already, at `address`."""
     version: str
-    qos_max: int = 2
     mqtt_versions: tuple[int, ...] = (4, 5)
+    lacks: tuple[str, ...] = ()
+    """What loads may need and it has not."""
+    two_ports: bool = False
+    """MQTT 5 on a port of its own."""
+    source: Path | None = None
+    """Tidegate: the checkout's src folder."""
     address: tuple[str, int] | None = None
     pid: int | None = None
+
+    def lacking(self, contender: Contender) -> str | None:
+        """Why it cannot take part; None: it can."""
+        missing = sorted(contender.load.needs().intersection(self.lacks))
+        if contender.mqtt_version not in self.mqtt_versions:
+            missing.insert(0, "MQTT 5" if contender.mqtt_version == 5 else "MQTT 3.1.1")
+        return f"no {', no '.join(missing)}" if missing else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +76,7 @@ class Running:
     port: int
     pid: int | None
     data: Path | None = None
+    port5: int | None = None
 
     def cpu_s(self) -> float | None:
         """CPU seconds of the broker's process tree so far; None where the pid is unknown."""
@@ -92,6 +109,12 @@ def machine_cpu_s() -> float:
 
 
 # ---- recipes ----
+
+
+# The newest version that was seen to build and run; its lock file names a crate that newer compilers refuse.
+RUMQTTD_VERSION = "0.20.0"
+RUMQTTD_FOLDER = HERE / "out" / "rumqttd"
+RUMQTTD_BUILD_TIMEOUT_S = 1800.0
 
 
 def _tidegate_command(place: Place) -> list[str]:
@@ -128,20 +151,42 @@ def _nats_command(place: Place) -> list[str]:
     return ["nats-server", "-c", str(config)]
 
 
+def _rumqttd_command(place: Place) -> list[str]:
+    config = place.data / "rumqttd.toml"
+    # The limits of its own example, with a window that does not hold it back.
+    connections = "connection_timeout_ms = 60000\nmax_payload_size = 20480\nmax_inflight_count = 10000\n"
+    config.write_text(
+        "id = 0\n[router]\nid = 0\nmax_connections = 10010\nmax_outgoing_packet_count = 200\n"
+        "max_segment_size = 104857600\nmax_segment_count = 10\n"
+        + "".join(
+            f'[{name}.1]\nname = "{name}"\nlisten = "127.0.0.1:{port}"\nnext_connection_delay_ms = 1\n'
+            f"[{name}.1.connections]\n{connections}dynamic_filters = true\n"
+            for name, port in (("v4", place.port), ("v5", place.port5))
+        )
+    )
+    return [str(_rumqttd_program()), "-c", str(config)]
+
+
 def _first_line(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     lines = (done.stdout or done.stderr).strip().splitlines()
     return lines[0].strip() if lines else "unknown"
 
 
+def tidegate_of(name: str, checkout: Path) -> Peer:
+    """The broker of a checkout, run with this interpreter and what is installed there beside it."""
+    source = checkout / "src"
+    if not (source / "tidegate" / "cli.py").exists():
+        raise BrokerError(f"{name}: no src/tidegate/cli.py in {checkout}")
+    version = f"tidegate {importlib.metadata.version('tidegate')}"
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # an archive of the source has no commit to name
+        asked = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+        version += f" ({subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()})"
+    return Peer(name, _tidegate_command, version, source=source.resolve())
+
+
 def _tidegate() -> Peer:
-    try:
-        found = importlib.util.find_spec("tidegate.cli") is not None
-    except ModuleNotFoundError:
-        found = False
-    if not found:
-        raise BrokerError("tidegate: no module tidegate.cli in this Python; pip install -e .")
-    return Peer("tidegate", _tidegate_command, f"tidegate {importlib.metadata.version('tidegate')}")
+    return tidegate_of("tidegate", HERE.parent)
 
 
 def _mosquitto() -> Peer:
@@ -155,10 +200,50 @@ def _nats() -> Peer:
     if shutil.which("nats-server") is None:
         raise BrokerError(f"nats: nats-server is not installed; {INSTALL_HINT}")
     version = _first_line(["nats-server", "--version"])
-    return Peer("nats", _nats_command, version, qos_max=1, mqtt_versions=(4,))
+    return Peer("nats", _nats_command, version, (4,), ("QoS 2", "shared subscriptions"))
 
 
-KNOWN: dict[str, Callable[[], Peer]] = {"tidegate": _tidegate, "mosquitto": _mosquitto, "nats": _nats}
+def _rumqttd_program() -> str | None:
+    built = RUMQTTD_FOLDER / "bin" / "rumqttd"
+    return str(built) if built.exists() else shutil.which("rumqttd")
+
+
+def _rumqttd() -> Peer:
+    program = _rumqttd_program()
+    if program is None:
+        program = _build_rumqttd()
+    return Peer("rumqttd", _rumqttd_command, _first_line([program, "--version"]), two_ports=True)
+
+
+def _build_rumqttd() -> str:
+    """Once: what is built stays in bench/out, and so does the word that it could not be."""
+    failed = RUMQTTD_FOLDER / "build.log"
+    if shutil.which("cargo") is None:
+        raise BrokerError("rumqttd: NOT MEASURED, it is not installed and there is no cargo to build it with")
+    if failed.exists():
+        raise BrokerError(f"rumqttd: NOT MEASURED, it did not build; {shown(failed)} says why, delete it to try again")
+    print(f"Building rumqttd {RUMQTTD_VERSION} with cargo, once: this takes minutes", file=sys.stderr, flush=True)
+    RUMQTTD_FOLDER.mkdir(parents=True, exist_ok=True)
+    command = ["cargo", "install", "rumqttd", "--version", RUMQTTD_VERSION, "--root", str(RUMQTTD_FOLDER)]
+    try:
+        with failed.open("wb") as log:
+            subprocess.run(command, stdout=log, stderr=log, check=True, timeout=RUMQTTD_BUILD_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BrokerError(f"rumqttd: NOT MEASURED, cargo could not build it; {shown(failed)} says why") from error
+    failed.unlink()
+    return str(RUMQTTD_FOLDER / "bin" / "rumqttd")
+
+
+def shown(path: Path) -> Path:
+    return path.relative_to(HERE.parent)
+
+
+KNOWN: dict[str, Callable[[], Peer]] = {
+    "tidegate": _tidegate,
+    "mosquitto": _mosquitto,
+    "nats": _nats,
+    "rumqttd": _rumqttd,
+}
 
 
 def peer_of_argument(text: str) -> Peer:
@@ -229,7 +314,7 @@ def start(
         return
     data_root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{peer.name}-", dir=data_root) as folder:
-        place = Place(_free_port(), Path(folder).resolve(), durability)
+        place = Place(_free_port(), _free_port(), Path(folder).resolve(), durability)
         if os.geteuid() == 0:
             # Started by root, mosquitto drops to a user of its own, who must still read its configuration.
             place.data.chmod(0o755)
@@ -239,12 +324,18 @@ def start(
         with log.open("wb") as sink:
             try:
                 command = peer.command(place)
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
+                environment = os.environ | ({"PYTHONPATH": str(peer.source)} if peer.source else {})
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment
+                )
             except OSError as error:
                 raise BrokerError(f"{peer.name}: {error}") from error
         try:
             _wait_ready(peer.name, place.port, process, log)
-            yield Running(peer.name, "127.0.0.1", place.port, process.pid, place.data)
+            port5 = place.port5 if peer.two_ports else None
+            if port5:
+                _wait_ready(peer.name, port5, process, log)
+            yield Running(peer.name, "127.0.0.1", place.port, process.pid, place.data, port5)
         finally:
             _stop(process)
 

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from tidegate.log.files import SEGMENT_BYTES, SegmentedLog
-from tidegate.log.frame import encode_messages
+from tidegate.log.frame import encode_rows
+from tidegate.log.rows import Rows
 from tidegate.log.run import Run
 
 START_MS = 1_800_000_000_000
@@ -50,7 +51,7 @@ def write_log(
             )
         ]
         base = log.end
-        frame = encode_messages(runs, base, START_MS + written // MESSAGES_PER_MS)
+        frame, _ = encode_rows(Rows.of(runs), base, START_MS + written // MESSAGES_PER_MS)
         log.append(frame, base + rows, [(0, base, rows, [run.topic for run in runs])])
         written += rows
     end = log.end

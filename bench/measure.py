@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brokers import Peer, Running, machine_cpu_s, start
-from scenarios import Contender, Load, Scenario
+from scenarios import OTHER_CPU_SHARE_MAX, Contender, Drain, Load
 
 HERE = Path(__file__).resolve().parent
-SOURCE = HERE / "mqttload.c"
-PROGRAM = HERE / "mqttload"
-OTHER_CPU_SHARE_MAX = 0.15
+GENERATORS = ("mqttload", "mqttdrain")
 QUIET_SAMPLE_S = 0.5
-EXIT_LOST = 1  # mqttload measured, and found messages of QoS 1 or 2 lost
+EXIT_FAULTS = 1  # measured, and found messages of QoS 1 or 2 lost, or of QoS 2 doubled or not finished
 
 
 class MeasurementError(Exception):
@@ -29,9 +27,9 @@ class MeasurementError(Exception):
 class Measurement:
     delivered_per_s: float
     published_per_s: float
-    p50_us: float
-    p90_us: float
-    p99_us: float
+    p50_us: float | None
+    p90_us: float | None
+    p99_us: float | None
     cpu_us_per_delivery: float | None
     broker_cpu_share: float | None
     """Cores used by the broker: 1.0 is one core."""
@@ -42,18 +40,24 @@ class Measurement:
     lost: int
     duplicated: int
     out_of_order: int
+    unfinished: int = 0
+    """QoS 2 deliveries that the broker never released."""
+    aliased: int = 0
+    """Deliveries whose topic was, or set, an alias."""
 
     @property
     def disturbed(self) -> bool:
         return self.other_cpu_share is not None and self.other_cpu_share > OTHER_CPU_SHARE_MAX
 
 
-def build_generator() -> None:
-    build(SOURCE, PROGRAM)
+def build_generators() -> None:
+    for name in GENERATORS:
+        build(HERE / f"{name}.c", HERE / "out" / name)
 
 
 def build(source: Path, program: Path) -> None:
-    if program.exists() and program.stat().st_mtime >= source.stat().st_mtime:
+    newest = max(path.stat().st_mtime for path in (source, *source.parent.glob("*.h")))
+    if program.exists() and program.stat().st_mtime >= newest:
         return
     program.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -76,27 +80,25 @@ def wait_for_quiet(patience_s: float) -> None:
             return
 
 
-def measure(
-    peer: Peer, contender: Contender, scenario: Scenario, data_root: Path, seconds: float, warmup_s: float
-) -> Measurement:
+def measure(peer: Peer, contender: Contender, data_root: Path, seconds: float, warmup_s: float) -> Measurement:
     with start(peer, data_root, contender.durability) as broker:
-        return run_load(broker, contender.mqtt_version, scenario.load, seconds, warmup_s)
+        return run_load(broker, contender.mqtt_version, contender.load, seconds, warmup_s)
 
 
 def run_load(
     broker: Running,
     mqtt_version: int,
-    load: Load,
+    load: Load | Drain,
     seconds: float,
     warmup_s: float,
     on_event: Callable[[str], None] | None = None,
 ) -> Measurement:
-    """One run of mqttload against a broker that runs. `on_event` hears of the begin and the end of the measured
+    """One run of a load generator against a broker that runs. `on_event` hears of the begin and the end of the measured
     window as they happen."""
     command = [
-        str(PROGRAM), "--host", broker.host, "--port", str(broker.port),
-        "--version", str(mqtt_version), "--seconds", str(seconds), "--warmup", str(warmup_s),
-        *load.arguments(),
+        str(HERE / "out" / load.program), "--host", broker.host, "--port", str(broker.port),
+        *(("--port5", str(broker.port5)) if broker.port5 else ()), "--version", str(mqtt_version),
+        *load.arguments(seconds, warmup_s),
     ]  # fmt: skip
     cpu_at: dict[str, tuple[float | None, float]] = {}
     complaints: list[str] = []
@@ -116,15 +118,15 @@ def run_load(
         except BaseException:
             process.kill()  # else leaving the `with` would wait for its end
             raise
-    if process.returncode not in (0, EXIT_LOST):
-        raise MeasurementError("; ".join(complaints) or f"mqttload ended with code {process.returncode}")
+    if process.returncode not in (0, EXIT_FAULTS):
+        raise MeasurementError("; ".join(complaints) or f"{load.program} ended with code {process.returncode}")
     return _measurement(json.loads(output), cpu_at["measure-start"], cpu_at["measure-end"])
 
 
 def _measurement(
     result: dict[str, object], cpu_start: tuple[float | None, float], cpu_end: tuple[float | None, float]
 ) -> Measurement:
-    latency = result["latency_us"]
+    latency = result["latency_us"] or dict.fromkeys(("p50", "p90", "p99"))  # a drain has none
     assert isinstance(latency, dict)
 
     def number(name: str) -> float:
@@ -153,6 +155,8 @@ def _measurement(
         lost=int(number("lost")),
         duplicated=int(number("duplicated")),
         out_of_order=int(number("out_of_order")),
+        unfinished=int(number("unfinished")) if "unfinished" in result else 0,
+        aliased=int(number("aliased")) if "aliased" in result else 0,
     )
 
 
@@ -174,9 +178,9 @@ def median_of(runs: Sequence[Measurement]) -> Measurement:
     return Measurement(
         delivered_per_s=mid([run.delivered_per_s for run in runs]),
         published_per_s=mid([run.published_per_s for run in runs]),
-        p50_us=mid([run.p50_us for run in runs]),
-        p90_us=mid([run.p90_us for run in runs]),
-        p99_us=mid([run.p99_us for run in runs]),
+        p50_us=mid_known([run.p50_us for run in runs]),
+        p90_us=mid_known([run.p90_us for run in runs]),
+        p99_us=mid_known([run.p99_us for run in runs]),
         cpu_us_per_delivery=mid_known([run.cpu_us_per_delivery for run in runs]),
         broker_cpu_share=mid_known([run.broker_cpu_share for run in runs]),
         generator_cpu_share=mid([run.generator_cpu_share for run in runs]),
@@ -184,4 +188,6 @@ def median_of(runs: Sequence[Measurement]) -> Measurement:
         lost=sum(run.lost for run in every),
         duplicated=sum(run.duplicated for run in every),
         out_of_order=sum(run.out_of_order for run in every),
+        unfinished=sum(run.unfinished for run in every),
+        aliased=sum(run.aliased for run in every),
     )

@@ -3,36 +3,40 @@
  * One thread, one epoll loop, raw non-blocking sockets. Packets are copied from a template and written in
  * large batches; what a read returns is parsed in one loop and acknowledged with one write.
  *
- * Payload of every message (little endian, at least 16 bytes):
+ * Payload of every message (little endian, at least 24 bytes):
  *
- *     0        8      12     16
- *     | sent_ns | seq  | run  | filler ...
+ *     0         8      12     16     20          22      24
+ *     | sent_ns | seq  | run  | size | publisher | topic | filler ...
  *
- *   sent_ns  CLOCK_MONOTONIC when the message was handed to the socket
- *   seq      0, 1, 2 ... per publisher: loss, duplication and order are read from it
- *   run      id of this run: what another run left behind is ignored ("foreign")
+ *   sent_ns    CLOCK_MONOTONIC when the message was handed to the socket
+ *   seq        0, 1, 2 ... per publisher: loss, duplication and order are read from it
+ *   run        id of this run: what another run left behind is ignored ("foreign")
+ *   size       of the payload
+ *   publisher  its index; topic: which of its topics. A message that arrives under another topic, with another size or
+ *              at the wrong subscriber, or without the properties it was sent with, ends the run with an error
+ *
+ * Topologies: "pairs", publisher i -> subscriber i; "fanout", one publisher -> every subscriber; "kinds", the same,
+ * where subscribers are in turn 3.1.1 with QoS 0, 5 with QoS 1, and 5 with QoS 1 and a subscription identifier;
+ * "shared", every publisher -> a group whose members are the subscribers.
  *
  * Phases: SETUP (connect, subscribe) -> WARMUP -> MEASURE -> DRAIN. The events "measure-start" and
  * "measure-end" go to stderr as they happen, so that a harness can read the broker's CPU time there.
  *
- * Build: cc -O2 -o bench/mqttload bench/mqttload.c */
+ * Build: cc -O2 -o bench/out/mqttload bench/mqttload.c */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
-#include <errno.h>
 #include <getopt.h>
 #include <netinet/tcp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "latency.h"
+#include "mqtt.h"
+
+PROGRAM("mqttload")
 
 enum {
     READ_BYTES = 256 * 1024,       /* one read: some thousands of small messages */
@@ -45,19 +49,27 @@ enum {
     STALL_FATAL_MS = 15000,
     PING_EVERY_S = 20,
     TICK_MIN_NS = 100 * 1000,      /* pacing granularity of --rate */
+    PAYLOAD_MIN = 24,
+    TOPIC_BYTES = 32,
+    SEEN_BITS = 1 << 16,           /* remembered of a stream: far more than may be undelivered */
+    EXPIRY_S = 3600,               /* --expiry: long enough that nothing expires */
+    SUB_ID = 7,
 };
 
 typedef struct { uint8_t *bytes; size_t head, tail, cap; } Buffer;
-typedef struct { uint32_t from, to; } Gap; /* sequence numbers [from, to) not seen yet */
+/* What came of one publisher's messages at one subscriber, or at a whole group. */
+typedef struct { uint32_t next_seq, distinct; uint64_t *seen; /* a bit per sequence number, a ring */ } Stream;
+typedef struct { uint8_t bytes[TOPIC_BYTES]; /* with the length in front */ uint8_t len; } Topic;
+typedef enum { PAIRS, FANOUT, KINDS, SHARED } Topology;
 typedef enum { IDLE, CONNECTING, WAIT_CONNACK, WAIT_SUBACK, READY } State;
 
 typedef struct {
-    int fd, index, is_sub, want_out, dirty;
+    int fd, index, is_sub, want_out, dirty, version, qos, has_sub_id;
     State state;
     Buffer in, out; /* in: the incomplete packet at the end of the last read */
     /* publisher */
-    uint8_t *packet;   /* template of the PUBLISH */
-    size_t packet_len, pid_at, payload_at;
+    uint8_t *alias_set; /* per topic: the broker knows its alias */
+    uint64_t random;
     uint32_t sent, acked, forgiven; /* forgiven: seqs below are no longer waited for */
     uint32_t due;      /* --rate: messages whose time has come */
     uint32_t window;
@@ -65,53 +77,35 @@ typedef struct {
     uint64_t *pid_used; /* bit per packet id */
     uint64_t progress, progress_ns; /* acknowledged + delivered, and when it last moved */
     /* subscriber */
-    uint32_t next_seq;
-    Gap *gaps;
-    size_t gap_count, gap_cap;
+    const Topic **aliases; /* what the broker's topic aliases stand for */
 } Conn;
 
 static struct {
     const char *host;
-    int port, pubs, subs, fanout, qos, payload, version;
+    int port, port5, pubs, subs, fanout, qos, payload, payload_max, topics, version;
+    int user_property, expiry, aliases, retain;
+    Topology topology;
     double seconds, warmup, rate;
     uint32_t window, backlog;
-} opt = {.host = "127.0.0.1", .port = 1883, .pubs = 1, .subs = 1, .payload = 64, .version = 4,
+} opt = {.host = "127.0.0.1", .port = 1883, .pubs = 1, .subs = 1, .payload = 64, .topics = 1, .version = 4,
          .seconds = 5, .warmup = 1};
 
 static Conn *conns, **dirty;
+static Stream *streams; /* fanout, kinds: one per subscriber; pairs, shared: one per publisher */
+static int stream_count;
+static Topic *topics;   /* opt.topics of each publisher */
+static uint8_t *filler, props[64]; /* of every PUBLISH in MQTT 5, the topic alias at the end */
+static size_t props_len, packet_bytes_max;
+static const uint8_t user_property[] = {0x26, 0, 4, 'u', 'n', 'i', 't', 0, 7, 'c', 'e', 'l', 's', 'i', 'u', 's'};
 static int conn_count, dirty_count, ready_count, connecting_count, next_to_connect, epoll_fd;
 static uint32_t run_id, low_water;
 static uint8_t *read_buf;
 static size_t read_cap;
 static int measuring, publishing;
 static uint64_t now;
-static uint64_t published, delivered, acked, duplicated, out_of_order, foreign;
+static uint64_t published, delivered, acked, duplicated, out_of_order, foreign, aliased;
+static int64_t unfinished; /* QoS 2 deliveries whose PUBREL has not come */
 static uint64_t last_delivery_ns;
-
-/* Log-linear histogram: 32 buckets per power of two, i.e. 3 % resolution from 1 ns to hours. */
-static uint64_t histogram[64 * 32], latency_max;
-
-static uint64_t clock_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-__attribute__((noreturn, format(printf, 1, 2))) static void die(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    fputs("mqttload: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
-    exit(2);
-}
-
-static void on_alarm(int sig) {
-    (void)sig;
-    static const char text[] = "mqttload: total time exceeded\n";
-    if (write(2, text, sizeof text - 1)) {}
-    _exit(3);
-}
 
 static const char *name_of(const Conn *c) {
     static char text[40];
@@ -167,17 +161,6 @@ static void mark_dirty(Conn *c) {
 
 /* ---- packets out ---- */
 
-static size_t put_length(uint8_t *p, size_t n) {
-    size_t i = 0;
-    do {
-        p[i] = n & 127;
-        n >>= 7;
-        if (n) p[i] |= 128;
-        i++;
-    } while (n);
-    return i;
-}
-
 static void send_packet(Conn *c, uint8_t first, const uint8_t *body, size_t n) {
     uint8_t head[5] = {first};
     append(&c->out, head, 1 + put_length(head + 1, n));
@@ -190,12 +173,14 @@ static void send_ack(Conn *c, uint8_t first, const uint8_t *pid) {
 }
 
 static void send_connect(Conn *c) {
-    uint8_t b[64] = {0, 4, 'M', 'Q', 'T', 'T', (uint8_t)opt.version, 2 /* clean */, 0, 0 /* no keep alive */};
+    uint8_t b[64] = {0, 4, 'M', 'Q', 'T', 'T', (uint8_t)c->version, 2 /* clean */, 600 >> 8, 600 & 255 /* keep alive: rumqttd refuses 0 */};
     size_t n = 10;
-    if (opt.version == 5) {
-        static const uint8_t props[] = {3, 0x21, 0xff, 0xff}; /* Receive Maximum 65535 */
-        memcpy(b + n, props, sizeof props);
-        n += sizeof props;
+    if (c->version == 5) {
+        static const uint8_t connect_props[] = {6, 0x21, 0xff, 0xff /* Receive Maximum */, 0x22, 0, 10 /* Topic Alias Maximum */};
+        size_t used = opt.aliases ? sizeof connect_props : sizeof connect_props - 3;
+        memcpy(b + n, connect_props, used);
+        b[n] = (uint8_t)(used - 1);
+        n += used;
     }
     int id = snprintf((char *)b + n + 2, 24, "%c%x-%d", c->is_sub ? 's' : 'p', run_id, c->index);
     b[n] = 0;
@@ -203,49 +188,100 @@ static void send_connect(Conn *c) {
     send_packet(c, 0x10, b, n + 2 + (size_t)id);
 }
 
-static size_t put_topic(uint8_t *p, int index) {
-    int n = snprintf((char *)p + 2, 30, "bench/%d", opt.fanout ? 0 : index);
-    p[0] = 0;
-    p[1] = (uint8_t)n;
-    return 2 + (size_t)n;
-}
-
 static void send_subscribe(Conn *c) {
     uint8_t b[64] = {0, 1};
     size_t n = 2;
-    if (opt.version == 5) b[n++] = 0;
-    n += put_topic(b + n, c->index);
-    b[n++] = (uint8_t)opt.qos;
+    if (c->version == 5) {
+        b[n++] = c->has_sub_id ? 2 : 0;
+        if (c->has_sub_id) b[n++] = 0x0b, b[n++] = SUB_ID;
+    }
+    int len;
+    char *filter = (char *)b + n + 2;
+    if (opt.topology == SHARED) len = snprintf(filter, 40, "$share/g/bench/+");
+    else len = snprintf(filter, 40, opt.topics > 1 ? "bench/%d/+" : "bench/%d", opt.fanout ? 0 : c->index);
+    b[n] = 0;
+    b[n + 1] = (uint8_t)len;
+    n += 2 + (size_t)len;
+    b[n++] = (uint8_t)c->qos;
     send_packet(c, 0x82, b, n);
 }
 
-static void make_template(Conn *c) {
-    uint8_t body[64];
-    size_t n = put_topic(body, c->index), pid_in_body = n;
-    if (opt.qos) n += 2;
-    if (opt.version == 5) body[n++] = 0;
-    c->packet = calloc(1, n + (size_t)opt.payload + 8);
-    c->packet[0] = (uint8_t)(0x30 | opt.qos << 1);
-    size_t head = 1 + put_length(c->packet + 1, n + (size_t)opt.payload);
-    memcpy(c->packet + head, body, n);
-    c->pid_at = head + pid_in_body;
-    c->payload_at = head + n;
-    c->packet_len = head + n + (size_t)opt.payload;
-    memset(c->packet + c->payload_at, 'x', (size_t)opt.payload);
-    memcpy(c->packet + c->payload_at + 12, &run_id, 4);
-    if (opt.qos) c->pid_used = calloc(65536 / 64, 8);
+/* What does not change from message to message. */
+static void prepare_messages(void) {
+    topics = calloc((size_t)opt.pubs * (size_t)opt.topics, sizeof *topics);
+    for (int i = 0; i < opt.pubs * opt.topics; i++) {
+        char *text = (char *)topics[i].bytes + 2;
+        int n = snprintf(text, TOPIC_BYTES - 2, opt.topics > 1 ? "bench/%d/%d" : "bench/%d", i / opt.topics, i % opt.topics);
+        topics[i].bytes[1] = (uint8_t)n;
+        topics[i].len = (uint8_t)(2 + n);
+    }
+    filler = malloc((size_t)opt.payload_max);
+    memset(filler, 'x', (size_t)opt.payload_max);
+    if (opt.version == 5) {
+        size_t n = 1;
+        if (opt.user_property) memcpy(props + n, user_property, sizeof user_property), n += sizeof user_property;
+        if (opt.expiry) props[n++] = 2, props[n++] = 0, props[n++] = 0, props[n++] = EXPIRY_S >> 8, props[n++] = EXPIRY_S & 255;
+        if (opt.aliases) props[n] = 0x23, n += 3;
+        props[0] = (uint8_t)(n - 1);
+        props_len = n;
+    }
+    packet_bytes_max = 5 + TOPIC_BYTES + 2 + props_len + (size_t)opt.payload_max;
+}
+
+static uint32_t random_below(Conn *c, uint32_t limit) { /* xorshift64* */
+    c->random ^= c->random >> 12;
+    c->random ^= c->random << 25;
+    c->random ^= c->random >> 27;
+    return (uint32_t)((c->random * 0x2545f4914f6cdd1dull >> 32) * limit >> 32);
+}
+
+static uint8_t *put_publish(Conn *c, uint8_t *p, uint16_t pid, uint64_t stamp) {
+    uint16_t index = (uint16_t)c->index, number = opt.topics > 1 ? (uint16_t)random_below(c, (uint32_t)opt.topics) : 0;
+    uint32_t size = (uint32_t)opt.payload;
+    if (opt.payload_max > opt.payload) size += random_below(c, (uint32_t)(opt.payload_max - opt.payload + 1));
+    static const Topic none = {.len = 2};
+    const Topic *topic = &topics[index * opt.topics + number];
+    if (opt.aliases) {
+        props[props_len - 2] = (uint8_t)((number + 1) >> 8);
+        props[props_len - 1] = (uint8_t)(number + 1);
+        if (c->alias_set[number]) topic = &none;
+        c->alias_set[number] = 1;
+    }
+    *p++ = (uint8_t)(0x30 | opt.qos << 1 | opt.retain);
+    p += put_length(p, topic->len + (opt.qos ? 2 : 0) + props_len + size);
+    memcpy(p, topic->bytes, topic->len);
+    p += topic->len;
+    if (opt.qos) *p++ = (uint8_t)(pid >> 8), *p++ = (uint8_t)pid;
+    memcpy(p, props, props_len);
+    p += props_len;
+    memcpy(p, &stamp, 8);
+    memcpy(p + 8, &c->sent, 4);
+    memcpy(p + 12, &run_id, 4);
+    memcpy(p + 16, &size, 4);
+    memcpy(p + 20, &index, 2);
+    memcpy(p + 22, &number, 2);
+    memcpy(p + PAYLOAD_MIN, filler, size - PAYLOAD_MIN);
+    return p + size;
 }
 
 /* ---- publishing ---- */
 
 static uint32_t delivered_up_to(const Conn *pub) {
     uint32_t low = pub->sent;
-    for (int i = 0; i < opt.subs; i++) {
-        const Conn *s = &conns[opt.fanout ? i : pub->index];
-        if (s->next_seq < low) low = s->next_seq;
-        if (!opt.fanout) break;
-    }
+    if (opt.topology == SHARED) low = streams[pub->index].distinct; /* members are not in step: count */
+    else if (!opt.fanout) low = streams[pub->index].next_seq;
+    else
+        for (int i = 0; i < stream_count; i++)
+            if (streams[i].next_seq < low) low = streams[i].next_seq;
     return low > pub->forgiven ? low : pub->forgiven;
+}
+
+/* Sequence number `seq` begins a word of the rings: forget what it held before. */
+static void forget(const Conn *pub, uint32_t seq) {
+    size_t word = seq % SEEN_BITS >> 6;
+    if (!opt.fanout) streams[pub->index].seen[word] = 0;
+    else
+        for (int i = 0; i < stream_count; i++) streams[i].seen[word] = 0;
 }
 
 static uint32_t room(const Conn *c) {
@@ -267,27 +303,24 @@ static void pump(Conn *c) {
      * the system calls of this program. */
     if (n < low_water) return;
     if (opt.rate > 0 && n > c->due) n = c->due;
-    if (n > WRITE_BYTES / c->packet_len + 1) n = (uint32_t)(WRITE_BYTES / c->packet_len + 1);
+    if (n > WRITE_BYTES / packet_bytes_max + 1) n = (uint32_t)(WRITE_BYTES / packet_bytes_max + 1);
     if (!n) return;
-    uint8_t *p = reserve(&c->out, n * c->packet_len);
+    uint8_t *p = reserve(&c->out, n * packet_bytes_max), *begin = p;
     uint64_t stamp = clock_ns();
     uint32_t done = 0;
     for (; done < n; done++) {
-        memcpy(p, c->packet, c->packet_len);
+        uint16_t pid = 0;
         if (opt.qos) {
-            uint16_t pid = c->next_pid ? c->next_pid : 1;
+            pid = c->next_pid ? c->next_pid : 1;
             if (c->pid_used[pid >> 6] >> (pid & 63) & 1) break; /* acknowledged out of order: wait for it */
             c->pid_used[pid >> 6] |= 1ull << (pid & 63);
-            p[c->pid_at] = (uint8_t)(pid >> 8);
-            p[c->pid_at + 1] = (uint8_t)pid;
             c->next_pid = (uint16_t)(pid + 1);
         }
-        memcpy(p + c->payload_at, &stamp, 8);
-        memcpy(p + c->payload_at + 8, &c->sent, 4);
+        if (c->sent % 64 == 0) forget(c, c->sent);
+        p = put_publish(c, p, pid, stamp);
         c->sent++;
-        p += c->packet_len;
     }
-    c->out.tail += done * c->packet_len;
+    c->out.tail += (size_t)(p - begin);
     published += done;
     if (opt.rate > 0) c->due -= done;
     flush_out(c);
@@ -305,66 +338,34 @@ static void acknowledged(Conn *c, const uint8_t *pid_bytes) {
 
 /* ---- packets in ---- */
 
-static void seen(Conn *c, uint32_t seq) {
-    if (seq == c->next_seq) {
-        c->next_seq++;
-        return;
-    }
-    if (seq > c->next_seq) {
-        if (c->gap_count == c->gap_cap) {
-            c->gap_cap = c->gap_cap ? c->gap_cap * 2 : 64;
-            c->gaps = realloc(c->gaps, c->gap_cap * sizeof *c->gaps);
-        }
-        c->gaps[c->gap_count++] = (Gap){c->next_seq, seq};
-        c->next_seq = seq + 1;
-        return;
-    }
-    size_t low = 0, high = c->gap_count; /* the first gap that ends after seq */
-    while (low < high) {
-        size_t mid = (low + high) / 2;
-        if (c->gaps[mid].to <= seq) low = mid + 1;
-        else high = mid;
-    }
-    if (low == c->gap_count || c->gaps[low].from > seq) {
+static void seen(Stream *s, uint32_t sent, uint32_t seq) {
+    uint64_t *word = &s->seen[seq % SEEN_BITS >> 6], bit = 1ull << (seq & 63);
+    if (seq >= sent) die("message %u came, but only %u were sent", seq, sent);
+    if (sent - seq > SEEN_BITS - 64 || *word & bit) { /* so old that it is forgotten: it was not waited for either */
         duplicated++;
         return;
     }
-    out_of_order++;
-    Gap *g = &c->gaps[low], right = {seq + 1, g->to};
-    g->to = seq;
-    if (right.from < right.to) {
-        if (c->gap_count == c->gap_cap) c->gaps = realloc(c->gaps, (c->gap_cap *= 2) * sizeof *c->gaps);
-        memmove(c->gaps + low + 2, c->gaps + low + 1, (c->gap_count - low - 1) * sizeof *c->gaps);
-        c->gaps[low + 1] = right;
-        c->gap_count++;
-    }
-    if (c->gaps[low].from == c->gaps[low].to) {
-        memmove(c->gaps + low, c->gaps + low + 1, (c->gap_count - low - 1) * sizeof *c->gaps);
-        c->gap_count--;
-    }
-}
-
-static size_t property_size(const uint8_t *p) {
-    switch (*p) {
-    case 0x01: case 0x17: case 0x19: case 0x24: case 0x25: case 0x28: case 0x29: case 0x2a: return 2;
-    case 0x13: case 0x21: case 0x22: case 0x23: return 3;
-    case 0x02: case 0x11: case 0x18: case 0x27: return 5;
-    case 0x26: { size_t key = 3 + ((size_t)p[1] << 8 | p[2]); return key + 2 + ((size_t)p[key] << 8 | p[key + 1]); }
-    default: return 3 + ((size_t)p[1] << 8 | p[2]); /* strings and binary */
-    }
+    *word |= bit;
+    s->distinct++;
+    if (seq >= s->next_seq) s->next_seq = seq + 1;
+    else if (opt.topology != SHARED) out_of_order++; /* members of a group are not in step */
 }
 
 static void on_connack(Conn *c, const uint8_t *p, size_t n) {
     if (n < 2 || p[1]) die("the broker refused %s: CONNACK code 0x%02x", name_of(c), n < 2 ? 0 : p[1]);
     c->window = opt.window < 65535 ? opt.window : 65535;
-    if (opt.version == 5 && n > 2) { /* CONNACK properties are far below 128 bytes in practice */
+    uint32_t aliases_max = 0;
+    if (c->version == 5 && n > 2) { /* CONNACK properties are far below 128 bytes in practice */
         const uint8_t *q = p + 3, *end = p + 3 + p[2];
         for (; q < end && end <= p + n; q += property_size(q)) {
             uint32_t most = (uint32_t)q[1] << 8 | q[2];
             if (*q == 0x21 && most < c->window) c->window = most;
+            if (*q == 0x22) aliases_max = most;
             if (*q == 0x24 && q[1] < opt.qos) die("the broker allows QoS %d at most", q[1]);
         }
     }
+    if (opt.aliases && !c->is_sub && aliases_max < (uint32_t)opt.topics)
+        die("the broker allows %u topic aliases, not %d", aliases_max, opt.topics);
     if (c->is_sub) {
         c->state = WAIT_SUBACK;
         send_subscribe(c);
@@ -375,49 +376,95 @@ static void on_connack(Conn *c, const uint8_t *p, size_t n) {
     }
 }
 
+/* Reads the properties [p, end): the topic, where an alias stands for it, and whether all that was sent is there. */
+static const Topic *on_properties(Conn *c, const uint8_t *p, const uint8_t *end, const Topic *topic) {
+    int user = 0, expiry = 0, sub_id = 0;
+    for (; p < end; p += property_size(p)) {
+        if (*p == 0x26) user += !memcmp(p, user_property, sizeof user_property);
+        else if (*p == 0x02) expiry += p[1] == 0 && p[2] == 0 && (p[3] << 8 | p[4]) <= EXPIRY_S;
+        else if (*p == 0x0b) sub_id += p[1] == SUB_ID;
+        else if (*p == 0x23) {
+            unsigned alias = (unsigned)p[1] << 8 | p[2];
+            if (!opt.aliases || !alias || alias > 10) die("%s got topic alias %u, which it does not allow", name_of(c), alias);
+            aliased++;
+            if (topic->len > 2) {
+                if (!c->aliases[alias]) c->aliases[alias] = calloc(1, sizeof *topic);
+                *(Topic *)c->aliases[alias] = *topic;
+            } else if (!(topic = c->aliases[alias])) die("%s got topic alias %u, never set", name_of(c), alias);
+        }
+    }
+    if (user != opt.user_property || expiry != opt.expiry || sub_id != c->has_sub_id)
+        die("%s got a message with %d user properties, %d expiry intervals and %d subscription identifiers instead of %d, %d and %d",
+            name_of(c), user, expiry, sub_id, opt.user_property, opt.expiry, c->has_sub_id);
+    return topic;
+}
+
 static void on_publish(Conn *c, uint8_t first, const uint8_t *p, size_t n) {
     unsigned qos = first >> 1 & 3;
-    size_t at = 2 + ((size_t)p[0] << 8 | p[1]);
-    const uint8_t *pid = p + at;
+    size_t topic_len = 2 + ((size_t)p[0] << 8 | p[1]), at = topic_len;
+    const uint8_t *pid = p + at, *topic_bytes = p;
+    Topic carried;
     if (qos) at += 2;
-    if (opt.version == 5) {
-        size_t props = p[at] & 127, shift = 7;
+    if (c->version == 5) {
+        size_t length = p[at] & 127, shift = 7;
         while (p[at++] & 128) {
-            props |= (size_t)(p[at] & 127) << shift;
+            length |= (size_t)(p[at] & 127) << shift;
             shift += 7;
         }
-        at += props;
+        if (length || opt.user_property || opt.expiry || c->has_sub_id) {
+            if (at + length > n || topic_len > TOPIC_BYTES) die("%s got a message that is not ours", name_of(c));
+            memcpy(carried.bytes, p, topic_len);
+            carried.len = (uint8_t)topic_len;
+            const Topic *topic = on_properties(c, p + at, p + at + length, &carried);
+            topic_bytes = topic->bytes;
+            topic_len = topic->len;
+        }
+        at += length;
     }
-    if (at + 16 > n) die("%s got a message too short to be ours", name_of(c));
+    if (at + PAYLOAD_MIN > n) die("%s got a message too short to be ours", name_of(c));
     if (qos) send_ack(c, qos == 1 ? 0x40 : 0x50, pid);
+    if (qos == 2) unfinished++;
     uint64_t stamp;
-    uint32_t seq, run;
+    uint32_t seq, run, size;
+    uint16_t publisher, number;
     memcpy(&stamp, p + at, 8);
     memcpy(&seq, p + at + 8, 4);
     memcpy(&run, p + at + 12, 4);
+    memcpy(&size, p + at + 16, 4);
+    memcpy(&publisher, p + at + 20, 2);
+    memcpy(&number, p + at + 22, 2);
     if (run != run_id) {
         foreign++;
         return;
     }
-    seen(c, seq);
+    if (publisher >= opt.pubs || number >= opt.topics || size != n - at || (int)qos != c->qos ||
+        (opt.topology == PAIRS && publisher != c->index))
+        die("%s got message %u of publisher %u with QoS %u and %zu bytes of %u", name_of(c), seq, publisher, qos, n - at, size);
+    const Topic *meant = &topics[publisher * opt.topics + number];
+    if (meant->len != topic_len || memcmp(meant->bytes, topic_bytes, topic_len))
+        die("%s got message %u of publisher %u under another topic", name_of(c), seq, publisher);
+    Conn *from = &conns[opt.subs + publisher];
+    seen(&streams[opt.fanout ? c->index : publisher], from->sent, seq);
+    mark_dirty(from);
     delivered++;
-    if (measuring) {
-        uint64_t ns = now > stamp ? now - stamp : 1;
-        if (ns > latency_max) latency_max = ns;
-        unsigned top = 63u - (unsigned)__builtin_clzll(ns | 32);
-        histogram[(top << 5) + (ns >> (top - 5) & 31)]++;
-    }
+    if (measuring) count_latency(now > stamp ? now - stamp : 1);
 }
 
 static void on_packet(Conn *c, uint8_t first, const uint8_t *p, size_t n) {
     switch (first >> 4) {
     case 2: if (c->state == WAIT_CONNACK) on_connack(c, p, n); break;
     case 3: on_publish(c, first, p, n); break;
-    case 4: case 7: acknowledged(c, p); break;
-    case 5: send_ack(c, 0x62, p); break;
-    case 6: send_ack(c, 0x70, p); break;
+    case 4: case 5: case 7:
+        if (n > 2 && p[2] >= 128) die("the broker refused a message of %s: reason 0x%02x", name_of(c), p[2]);
+        if (first >> 4 == 5) send_ack(c, 0x62, p);
+        else acknowledged(c, p);
+        break;
+    case 6:
+        send_ack(c, 0x70, p);
+        unfinished--;
+        break;
     case 9:
-        if (p[n - 1] != opt.qos) die("the broker granted %s 0x%02x instead of QoS %d", name_of(c), p[n - 1], opt.qos);
+        if (p[n - 1] != c->qos) die("the broker granted %s 0x%02x instead of QoS %d", name_of(c), p[n - 1], c->qos);
         c->state = READY;
         ready_count++;
         connecting_count--;
@@ -452,10 +499,7 @@ static void on_readable(Conn *c) {
 incomplete:
     c->in.head = c->in.tail = 0;
     append(&c->in, p, (size_t)(end - p));
-    if (delivered != deliveries_before) {
-        last_delivery_ns = now;
-        mark_dirty(&conns[opt.subs + (opt.fanout ? 0 : c->index)]);
-    }
+    if (delivered != deliveries_before) last_delivery_ns = now;
     if (!c->is_sub) mark_dirty(c);
     if (c->out.head < c->out.tail) flush_out(c); /* all acknowledgements of this read in one write */
 }
@@ -463,7 +507,7 @@ incomplete:
 /* ---- set-up, pacing, report ---- */
 
 static void start_connection(Conn *c) {
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)opt.port)};
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)(c->version == 5 && opt.port5 ? opt.port5 : opt.port))};
     if (inet_pton(AF_INET, opt.host, &to.sin_addr) != 1) die("--host takes an IPv4 address");
     c->fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
     if (c->fd < 0) die("socket: %s (raise ulimit -n?)", strerror(errno));
@@ -531,43 +575,33 @@ static void check_stalls(void) {
     }
 }
 
-static double percentile_us(double share) {
-    uint64_t total = 0, sum = 0;
-    for (size_t i = 0; i < sizeof histogram / sizeof *histogram; i++) total += histogram[i];
-    for (size_t i = 0; i < sizeof histogram / sizeof *histogram; i++) {
-        sum += histogram[i];
-        if (total && (double)sum >= share * (double)total) {
-            unsigned top = (unsigned)(i >> 5);
-            double low = (double)((32ull + (i & 31)) << (top - 5)), width = (double)(1ull << (top - 5));
-            return (low + width / 2) / 1000;
-        }
-    }
-    return 0;
-}
-
-static double cpu_s(void) {
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
-}
-
 typedef struct { uint64_t published, delivered, acked, ns; double cpu; } Totals;
 
 static Totals totals(void) { return (Totals){published, delivered, acked, now, cpu_s()}; }
-
-static void event(const char *name) {
-    fprintf(stderr, "event %s\n", name);
-    fflush(stderr);
-}
 
 static void set_up(void) {
     conn_count = opt.subs + opt.pubs;
     conns = calloc((size_t)conn_count, sizeof *conns);
     dirty = calloc((size_t)conn_count, sizeof *dirty);
+    stream_count = opt.fanout ? opt.subs : opt.pubs;
+    streams = calloc((size_t)stream_count, sizeof *streams);
+    for (int i = 0; i < stream_count; i++) streams[i].seen = calloc(SEEN_BITS / 64, 8);
+    prepare_messages();
     for (int i = 0; i < conn_count; i++) {
-        conns[i].is_sub = i < opt.subs;
-        conns[i].index = i < opt.subs ? i : i - opt.subs;
-        if (!conns[i].is_sub) make_template(&conns[i]);
+        Conn *c = &conns[i];
+        c->is_sub = i < opt.subs;
+        c->index = c->is_sub ? i : i - opt.subs;
+        c->version = opt.version;
+        c->qos = opt.qos;
+        c->random = 0x9e3779b97f4a7c15ull * (uint64_t)(c->index + 1);
+        if (c->is_sub && opt.topology == KINDS) {
+            c->version = i % 3 ? 5 : 4;
+            c->qos = i % 3 ? 1 : 0;
+            c->has_sub_id = i % 3 == 2;
+        }
+        if (c->is_sub && opt.aliases) c->aliases = calloc(11, sizeof *c->aliases);
+        if (!c->is_sub && opt.aliases) c->alias_set = calloc((size_t)opt.topics, 1);
+        if (!c->is_sub && opt.qos) c->pid_used = calloc(65536 / 64, 8);
     }
     uint64_t deadline = clock_ns() + SETUP_TIMEOUT_S * 1000000000ull;
     /* Subscribers come first in conns and the publishers wait for them: no message is sent unheard. */
@@ -578,24 +612,18 @@ static void set_up(void) {
     }
 }
 
-static int wholly_delivered(void) {
-    for (int i = 0; i < opt.subs; i++) {
-        const Conn *s = &conns[i];
-        if (s->gap_count || s->next_seq != conns[opt.subs + (opt.fanout ? 0 : i)].sent) return 0;
-    }
-    for (int i = 0; opt.qos && i < opt.pubs; i++)
-        if (conns[opt.subs + i].acked != conns[opt.subs + i].sent) return 0;
-    return 1;
+static uint64_t count_lost(int qos_min) {
+    uint64_t lost = 0;
+    for (int i = 0; i < stream_count; i++)
+        if (conns[opt.topology == SHARED ? 0 : i].qos >= qos_min)
+            lost += conns[opt.subs + (opt.fanout ? 0 : i)].sent - streams[i].distinct;
+    return lost;
 }
 
-static uint64_t count_lost(void) {
-    uint64_t lost = 0;
-    for (int i = 0; i < opt.subs; i++) {
-        const Conn *s = &conns[i];
-        lost += conns[opt.subs + (opt.fanout ? 0 : i)].sent - s->next_seq;
-        for (size_t g = 0; g < s->gap_count; g++) lost += s->gaps[g].to - s->gaps[g].from;
-    }
-    return lost;
+static int wholly_delivered(void) {
+    for (int i = 0; opt.qos && i < opt.pubs; i++)
+        if (conns[opt.subs + i].acked != conns[opt.subs + i].sent) return 0;
+    return !count_lost(0) && !unfinished;
 }
 
 /* --rate: message k of the whole run is due at start + k / rate, from publisher k mod P. */
@@ -620,50 +648,55 @@ static void report(Totals a, Totals b) {
     printf("{\"delivered\": %llu, \"published\": %llu, \"seconds\": %.4f, \"delivered_per_s\": %.1f, "
            "\"published_per_s\": %.1f, \"acked_per_s\": %.1f, "
            "\"latency_us\": {\"p50\": %.1f, \"p90\": %.1f, \"p99\": %.1f, \"max\": %.1f}, "
-           "\"lost\": %llu, \"duplicated\": %llu, \"out_of_order\": %llu, \"foreign\": %llu, "
+           "\"lost\": %llu, \"duplicated\": %llu, \"out_of_order\": %llu, \"foreign\": %llu, \"aliased\": %llu, \"unfinished\": %lld, "
            "\"published_total\": %llu, \"delivered_total\": %llu, \"generator_cpu_share\": %.3f}\n",
            (unsigned long long)(b.delivered - a.delivered), (unsigned long long)(b.published - a.published), seconds,
            (double)(b.delivered - a.delivered) / seconds, (double)(b.published - a.published) / seconds,
            (double)(b.acked - a.acked) / seconds, percentile_us(0.5), percentile_us(0.9), percentile_us(0.99),
-           (double)latency_max / 1000, (unsigned long long)count_lost(), (unsigned long long)duplicated,
-           (unsigned long long)out_of_order, (unsigned long long)foreign, (unsigned long long)published,
+           (double)latency_max / 1000, (unsigned long long)count_lost(opt.qos ? 1 : 0), (unsigned long long)duplicated,
+           (unsigned long long)out_of_order, (unsigned long long)foreign, (unsigned long long)aliased, (long long)unfinished, (unsigned long long)published,
            (unsigned long long)delivered, (b.cpu - a.cpu) / seconds);
-}
-
-static double number(const char *name, const char *text, double low, double high) {
-    char *end;
-    double value = strtod(text, &end);
-    if (end == text || *end || value < low || value > high) die("--%s takes a number from %g to %g, not '%s'", name, low, high, text);
-    return value;
 }
 
 static void parse_options(int argc, char **argv) {
     static const char *names[] = {"host", "port", "pubs", "subs", "topology", "qos", "payload", "seconds",
-                                  "warmup", "rate", "window", "backlog", "version"};
-    struct option longs[sizeof names / sizeof *names + 2] = {0};
+                                  "warmup", "rate", "window", "backlog", "version", "payload-max", "topics", "port5"};
+    struct option longs[sizeof names / sizeof *names + 6] = {0};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) longs[i] = (struct option){names[i], required_argument, 0, 0};
-    longs[sizeof names / sizeof *names] = (struct option){"help", no_argument, 0, 'h'};
+    static const struct option plain[] = {{"help", no_argument, 0, 'h'}, {"user-property", no_argument, &opt.user_property, 1},
+                                          {"expiry", no_argument, &opt.expiry, 1}, {"aliases", no_argument, &opt.aliases, 1},
+                                          {"retain", no_argument, &opt.retain, 1}};
+    memcpy(longs + sizeof names / sizeof *names, plain, sizeof plain);
     int at, code;
     while ((code = getopt_long(argc, argv, "", longs, &at)) != -1) {
         if (code == 'h') {
-            puts("mqttload [--host IP] [--port N] [--version 4|5] [--topology pairs|fanout] [--pubs N] [--subs N] [--qos 0|1|2]\n"
-                 "         [--payload BYTES] [--seconds S] [--warmup S] [--rate MSGS_PER_S, 0: as fast as possible]\n"
+            puts("mqttload [--host IP] [--port N] [--port5 N: for MQTT 5, where it is another] [--version 4|5]\n"
+                 "         [--topology pairs|fanout|kinds|shared] [--pubs N] [--subs N] [--qos 0|1|2]\n"
+                 "         [--topics N: of each publisher, at random] [--payload BYTES] [--payload-max BYTES: sizes at random]\n"
+                 "         [--retain] [--user-property] [--expiry] [--aliases] (the last three: MQTT 5)\n"
+                 "         [--seconds S] [--warmup S] [--rate MSGS_PER_S, 0: as fast as possible]\n"
                  "         [--window N: un-acknowledged (QoS 0: undelivered) messages per publisher; 10000, QoS 1 and 2: 1000]\n"
                  "         [--backlog N: undelivered messages per publisher for QoS 1 and 2; 10000]\n"
-                 "Prints one JSON object. Exit 1: messages lost at QoS 1 or 2; 2: failed; 3: took too long.");
+                 "Prints one JSON object. Exit 1: messages lost at QoS 1 or 2, or doubled or not finished at QoS 2; 2: failed; 3: took too long.");
             exit(0);
         }
         if (code) exit(2);
+        if (longs[at].flag) continue;
         const char *name = names[at];
         if (!strcmp(name, "host")) opt.host = optarg;
         else if (!strcmp(name, "port")) opt.port = (int)number(name, optarg, 1, 65535);
         else if (!strcmp(name, "pubs")) opt.pubs = (int)number(name, optarg, 1, 20000);
         else if (!strcmp(name, "subs")) opt.subs = (int)number(name, optarg, 1, 20000);
         else if (!strcmp(name, "topology")) {
-            opt.fanout = !strcmp(optarg, "fanout");
-            if (!opt.fanout && strcmp(optarg, "pairs")) die("--topology takes pairs or fanout");
+            static const char *const known[] = {"pairs", "fanout", "kinds", "shared"};
+            for (opt.topology = PAIRS; strcmp(optarg, known[opt.topology]);)
+                if (++opt.topology > SHARED) die("--topology takes pairs, fanout, kinds or shared");
+            opt.fanout = opt.topology == FANOUT || opt.topology == KINDS;
         } else if (!strcmp(name, "qos")) opt.qos = (int)number(name, optarg, 0, 2);
-        else if (!strcmp(name, "payload")) opt.payload = (int)number(name, optarg, 16, 1 << 20);
+        else if (!strcmp(name, "payload")) opt.payload = (int)number(name, optarg, PAYLOAD_MIN, 1 << 20);
+        else if (!strcmp(name, "payload-max")) opt.payload_max = (int)number(name, optarg, PAYLOAD_MIN, 1 << 20);
+        else if (!strcmp(name, "topics")) opt.topics = (int)number(name, optarg, 1, 10000);
+        else if (!strcmp(name, "port5")) opt.port5 = (int)number(name, optarg, 1, 65535);
         else if (!strcmp(name, "seconds")) opt.seconds = number(name, optarg, 0.1, 86400);
         else if (!strcmp(name, "warmup")) opt.warmup = number(name, optarg, 0, 3600);
         else if (!strcmp(name, "rate")) opt.rate = number(name, optarg, 0, 1e8);
@@ -671,11 +704,17 @@ static void parse_options(int argc, char **argv) {
         else if (!strcmp(name, "backlog")) opt.backlog = (uint32_t)number(name, optarg, 1, 1e8);
         else opt.version = (int)number(name, optarg, 4, 5);
     }
-    if (opt.fanout && opt.pubs != 1) die("--topology fanout takes one publisher");
-    if (!opt.fanout && opt.pubs != opt.subs) die("--topology pairs takes as many --pubs as --subs");
+    if (opt.fanout && opt.pubs != 1) die("--topology fanout and kinds take one publisher");
+    if (opt.topology == KINDS && opt.qos != 1) die("--topology kinds takes --qos 1");
+    if (opt.version != 5 && (opt.user_property || opt.expiry || opt.aliases))
+        die("--user-property, --expiry and --aliases take --version 5");
+    if (opt.aliases && (opt.topics > 10 || opt.topology == KINDS)) die("--aliases takes 10 --topics at most, and not --topology kinds");
+    if (opt.payload_max < opt.payload) opt.payload_max = opt.payload;
+    if (opt.topology == PAIRS && opt.pubs != opt.subs) die("--topology pairs takes as many --pubs as --subs");
     if (!opt.window) opt.window = opt.qos ? 1000 : 10000;
     if (!opt.backlog) opt.backlog = 10000;
     if (opt.backlog < opt.window) opt.backlog = opt.window;
+    if (opt.backlog > SEEN_BITS / 2) die("--window and --backlog take %d at most", SEEN_BITS / 2);
 }
 
 int main(int argc, char **argv) {
@@ -687,7 +726,7 @@ int main(int argc, char **argv) {
     files.rlim_cur = files.rlim_max;
     setrlimit(RLIMIT_NOFILE, &files);
     run_id = (uint32_t)(clock_ns() >> 10) ^ (uint32_t)getpid() << 16;
-    read_cap = READ_BYTES + 2 * (size_t)opt.payload;
+    read_cap = READ_BYTES + 2 * (size_t)opt.payload_max;
     read_buf = malloc(read_cap);
     epoll_fd = epoll_create1(0);
     set_up();
@@ -742,5 +781,5 @@ int main(int argc, char **argv) {
         static const uint8_t disconnect[2] = {0xe0, 0};
         if (send(conns[i].fd, disconnect, 2, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) continue;
     }
-    return opt.qos && count_lost() ? 1 : 0;
+    return count_lost(1) || (opt.qos == 2 && (duplicated || unfinished)) ? 1 : 0;
 }

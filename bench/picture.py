@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,17 @@ import matplotlib.pyplot as plt
 from scenarios import RATE_KEPT_MIN
 
 PANELS_PER_ROW = 3
+TITLE_CHARACTERS = 38  # what fits above a panel
 SLOTS_MIN = 3  # bars of one height in all panels, however few brokers took part
-COLOURS = {"tidegate": "#0b7285", "tidegate 3.1.1": "#66b2bd", "mosquitto": "#868e96", "nats": "#ced4da"}
+COLOURS = {
+    "tidegate": "#0b7285",
+    "tidegate 3.1.1": "#66b2bd",
+    "tidegate fsync": "#3d94a3",
+    "tidegate plain": "#66b2bd",
+    "mosquitto": "#868e96",
+    "nats": "#ced4da",
+    "rumqttd": "#d8a48f",
+}
 OTHER_COLOUR = "#e9c46a"
 
 
@@ -54,7 +64,7 @@ def draw(report: dict[str, Any], target: Path) -> None:
         return
     rows = -(-len(panels) // PANELS_PER_ROW)
     plt.rcParams.update({"font.size": 9, "font.family": "DejaVu Sans", "svg.fonttype": "path"})
-    figure, axes = plt.subplots(rows, PANELS_PER_ROW, figsize=(11, 1.75 * rows + 0.6), squeeze=False)
+    figure, axes = plt.subplots(rows, PANELS_PER_ROW, figsize=(11, 1.9 * rows + 0.6), squeeze=False)
     flat = list(axes.flat)
     for axis, (title, unit, figures) in zip(flat, panels, strict=False):
         labels = list(figures)
@@ -69,7 +79,7 @@ def draw(report: dict[str, Any], target: Path) -> None:
         axis.set_xticks([])
         for place, value in zip(places, values, strict=True):
             axis.text(value + max(values) * 0.02, place, _number(value), va="center")
-        axis.set_title(f"{title}\n{unit}", fontsize=9, loc="left")
+        axis.set_title(f"{textwrap.fill(title, TITLE_CHARACTERS)}\n{unit}", fontsize=9, loc="left")
         axis.spines[["top", "right", "bottom"]].set_visible(False)
         axis.tick_params(axis="y", length=0)
     for axis in flat[len(panels) :]:

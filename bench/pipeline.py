@@ -26,7 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from brokers import filesystem_of
-from measure import HERE, MeasurementError, build, build_generator
+from measure import HERE, MeasurementError, build, build_generators
 from pipeline_live import COUNTER, COUNTER_SOURCE, measure_beside, measure_freshness, measure_replay, measure_timeline
 from pipeline_plan import FRAME_ROWS, MASTER, PAYLOAD_BYTES, PLANS, RUNS, TOPICS, Sizes
 from pipeline_spark import Bench, Found, measure_archive, measure_backlog, measure_source
@@ -187,7 +187,7 @@ def main() -> int:
         progress.print(f"{time.monotonic() - began:6.1f} s  {escape(text)}", highlight=False)
 
     try:
-        build_generator()
+        build_generators()
         build(COUNTER_SOURCE, COUNTER)
     except MeasurementError as error:
         progress.print(f"[red]{escape(str(error))}[/]", highlight=False)

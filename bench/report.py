@@ -1,4 +1,4 @@
-"""docs/performance.md from the JSON that the benches wrote: no figure in it is typed by hand.
+"""docs/performance.md, and README's table, from the JSON that the benches wrote: no figure in them is typed by hand.
 
     python bench/report.py [--results bench/out]
 
@@ -14,53 +14,183 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+from scenarios import OTHER_CPU_SHARE_MAX, RATE_KEPT_MIN
+
+HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
 
 HEAD = """# Performance
 
 Written by `make bench` and `make bench-pipeline` (bench/report.py) from [bench/](bench/); do not edit.
 
-The load generator (`bench/mqttload.c`) is a closed loop on raw sockets: publishers keep a window of messages that are
-not acknowledged (QoS 0: not delivered) and refill it in batches, so nothing is measured in socket buffers, and loss,
-duplicates and order are checked. It shares the machine's cores with the broker. Every broker is measured in the same
-run, alternately; the figures are medians. A measurement during which other processes used the CPU is repeated, and
-marked if that did not help. mosquitto runs without persistence and without queue limits, nats-server with JetStream on
-disk; Tidegate appends every message to its log on disk, QoS 0 too.
+The load generator (`bench/mqttload.c`; for drains `bench/mqttdrain.c`) is a closed loop on raw sockets: publishers keep
+a window of messages that are not acknowledged (QoS 0: not delivered) and refill it in batches, so nothing is measured
+in socket buffers. Loss, duplicates, order, topics, sizes, QoS and properties are checked. It shares the machine's cores
+with the broker. Every broker is measured in the same run, alternately; the figures are medians. A measurement during
+which other processes used the CPU is repeated, and marked if that did not help. mosquitto runs without persistence and
+without queue limits, nats-server with JetStream on disk, rumqttd with its log in memory; Tidegate appends every message
+to its log on disk, QoS 0 too, and acknowledges after the fsync or after the write (`os`), as its row says. Where a peer
+is ahead, its row says so.
+
+`python bench/run.py --list` prints the rows, `python bench/run.py --quick --only NAME` looks at one of them.
 
 ![Throughput](images/bench.svg)
 """
 
 
+PEERS = ("mosquitto", "nats", "rumqttd")
+RATE_METRICS = {"cpu_us_per_delivery": "CPU", "p50_us": "p50", "p99_us": "p99"}
+
+
 def throughput(report: dict[str, Any]) -> list[str]:
-    machine, settings = report["machine"], report["settings"]
+    settings = report["settings"]
     versions = ", ".join(report["versions"].values())
     lines = [
         "## Beside other brokers",
         "",
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['kernel']}, Python "
-        f"{machine['python']}; {versions}; {settings['payload_bytes']}-byte payloads, {settings['repeat']} × "
-        f"{settings['seconds']:g} s, data on {settings['data_filesystem']}; {report['date'][:10]}.",
+        f"{_machine(report['machine'])}; {versions}; {settings['payload_bytes']}-byte payloads unless a row says "
+        f"otherwise, {settings['repeat']} × {settings['seconds']:g} s, data on {settings['data_filesystem']}; "
+        f"{report['date'][:10]}.",
         "",
         "| load | broker | delivered/s | p50 µs | p99 µs | CPU µs per delivery | bar: ratio |",
         "|---|---|--:|--:|--:|--:|---|",
     ]
     for scenario in report["scenarios"]:
-        bars = [
-            f"{bar['text']} {bar['against']}: **{bar['ratio']:.2f}×** {'✓' if bar['met'] else '✗'}"
-            for bar in scenario["bars"]
-            if bar["ratio"] is not None
-        ]
+        first = f"{scenario['title']} (`{scenario['name']}`)"
         for label, row in scenario["results"].items():
             cells = [
-                scenario["name"],
-                label,
-                f"{row['delivered_per_s']:,.0f}" + (" (disturbed)" if row.get("disturbed") else ""),
+                first,
+                _broker(label, scenario["durability"]),
+                f"{row['delivered_per_s']:,.0f}{_marks(scenario, label, row)}",
                 *(_number(row[name]) for name in ("p50_us", "p99_us", "cpu_us_per_delivery")),
-                "; ".join(bars) if label == "tidegate" else "",
+                "; ".join(_bars(scenario, label) if label.startswith("tidegate") else _leads(scenario, row)),
             ]
             lines.append("| " + " | ".join(cells) + " |")
+            first = ""
+        for label, reason in _absent(scenario).items():
+            lines.append(f"| | {label} | {reason} | | | | |")
+    for reason in report.get("left_out", {}).values():
+        lines += ["", f"{reason}."]
     return lines
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    built = {True: " (built with profile-guided optimisation)", False: " (built without profile-guided optimisation)"}
+    how = built.get(machine.get("python_profile_guided"), "")  # older results do not say
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['kernel']}, "
+        f"Python {machine['python']}{how}"
+    )
+
+
+def _broker(label: str, durability: str) -> str:
+    named = {"tidegate": durability, "tidegate fsync": "fsync", "tidegate plain": f"{durability}, plain load"}
+    return f"tidegate, {named[label]}" if label in named else label
+
+
+def _bars(scenario: dict[str, Any], label: str) -> list[str]:
+    found = []
+    for bar in scenario["bars"]:
+        if bar.get("own", "tidegate") == label and bar["ratio"] is not None:
+            mark = "✓" if bar["met"] else "✗"
+            measured = f" {bar['against']}: **{bar['ratio']:.2f}×**" if bar["against"] else f": **{bar['ratio']:,.0f}**"
+            found.append(f"{bar['text']}{measured} {mark}")
+    return found
+
+
+def _leads(scenario: dict[str, Any], row: dict[str, Any]) -> list[str]:
+    """In what a peer is ahead of us."""
+    rate = scenario["load"]["rate_per_s"]
+    found = []
+    for own in ("tidegate", "tidegate fsync"):
+        ours = scenario["results"].get(own)
+        if ours is None:
+            continue
+        if not rate and row["delivered_per_s"] > ours["delivered_per_s"]:
+            found.append(f"**ahead of {own}: {row['delivered_per_s'] / ours['delivered_per_s']:.2f}×**")
+        # The latency of a broker that fell behind is only the length of its queue.
+        if rate and row["delivered_per_s"] >= RATE_KEPT_MIN * rate:
+            ahead = [
+                f"{text} {row[metric] / ours[metric]:.2f}×"
+                for metric, text in RATE_METRICS.items()
+                if row[metric] is not None and ours[metric] and row[metric] < ours[metric]
+            ]
+            found += [f"**ahead of {own}: {', '.join(ahead)}**"] if ahead else []
+    if rate and row["delivered_per_s"] < RATE_KEPT_MIN * rate:
+        found.append("fell behind the rate")
+    return found
+
+
+def _marks(scenario: dict[str, Any], label: str, row: dict[str, Any]) -> str:
+    """What to know before believing a figure."""
+    disturbed = row.get("other_cpu_share") is not None and row["other_cpu_share"] > OTHER_CPU_SHARE_MAX
+    marks = ["disturbed"] if disturbed else []
+    marks += [f"{row[name]:,} {name}" for name in ("lost", "duplicated", "unfinished") if row.get(name)]
+    if scenario["load"].get("aliases") and label != "tidegate plain" and row.get("aliased") == 0:
+        marks.append("sends no aliases")
+    return f" ({', '.join(marks)})" if marks else ""
+
+
+def _absent(scenario: dict[str, Any]) -> dict[str, str]:
+    """Brokers without a figure here, and why."""
+    unable = {label: f"cannot: {reason}" for label, reason in scenario.get("unable", {}).items()}
+    failed = {label: f"failed: {reason.splitlines()[0]}" for label, reason in scenario["failures"].items()}
+    return {label: why for label, why in (unable | failed).items() if label not in scenario["results"]}
+
+
+README_BEGIN, README_END = "<!-- bench/report.py: begin -->", "<!-- end -->"
+README_PICTURE = "](docs/images/bench.svg)"
+
+
+def readme_table(report: dict[str, Any]) -> list[str]:
+    """One line per load: messages delivered per second, or for a fixed rate CPU µs per delivery, p50 and p99."""
+    lines = [
+        f"| delivered/s; at a fixed rate: CPU µs per delivery, p50, p99 µs | tidegate | {' | '.join(PEERS)} |",
+        "|---|--:|" + "--:|" * len(PEERS),
+    ]
+    for scenario in report["scenarios"]:
+        results = scenario["results"]
+        if not any(peer in results for peer in PEERS):
+            continue
+        for own in ("tidegate", "tidegate fsync"):
+            if own in results:
+                durability = _broker(own, scenario["durability"]).partition(", ")[2]
+                cells = [f"{scenario['title'].partition(' (')[0]}; {durability}", _brief(scenario, own)]
+                cells += [_readme_peer(scenario, results[own], peer) for peer in PEERS]
+                lines.append("| " + " | ".join(cells) + " |")
+    where = f"{_machine(report['machine'])}, load generator included; {report['date'][:10]}."
+    return [*lines, "", f"{where} In bold where a peer is ahead, if only in one of the figures."]
+
+
+def _readme_peer(scenario: dict[str, Any], ours: dict[str, Any], peer: str) -> str:
+    if peer not in scenario["results"]:
+        return _absent(scenario).get(peer, "–").partition(":")[0]
+    row = scenario["results"][peer]
+    leads = any(text.startswith("**ahead") for text in _leads(scenario | {"results": {"tidegate": ours}}, row))
+    return f"**{_brief(scenario, peer)}** (ahead)" if leads else _brief(scenario, peer)
+
+
+def _brief(scenario: dict[str, Any], label: str) -> str:
+    row = scenario["results"][label]
+    if not scenario["load"]["rate_per_s"]:
+        return f"{row['delivered_per_s']:,.0f}{_marks(scenario, label, row)}"
+    if row["delivered_per_s"] < RATE_KEPT_MIN * scenario["load"]["rate_per_s"]:
+        return "fell behind"
+    return ", ".join(_number(row[metric]) for metric in RATE_METRICS) + _marks(scenario, label, row)
+
+
+def write_readme(report: dict[str, Any]) -> None:
+    """Between its marks; where there are none yet, below the picture."""
+    target = HERE.parent / "README.md"
+    text = target.read_text()
+    block = "\n".join((README_BEGIN, *readme_table(report), README_END))
+    if README_BEGIN in text:
+        head, _, rest = text.partition(README_BEGIN)
+        tail = rest.partition(README_END)[2]
+        target.write_text(head + block + tail)
+    elif README_PICTURE in text:
+        head, picture, tail = text.partition(README_PICTURE)
+        target.write_text(f"{head}{picture}\n\n{block}{tail}")
 
 
 def _number(value: float | None) -> str:
@@ -229,7 +359,10 @@ def main() -> None:
         if source.exists():
             shutil.copy(source, kept)
         if kept.exists():
-            page += section(json.loads(kept.read_text()))
+            found = json.loads(kept.read_text())
+            page += section(found)
+            if name == "results":
+                write_readme(found)
     notes = DOCS / "bench" / "notes.md"
     if notes.exists():
         page += ["", notes.read_text().rstrip()]
