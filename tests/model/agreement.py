@@ -229,9 +229,11 @@ class Agreement:
         if flight is not None:
             self._again(link, session, packet)
         else:
-            owed, form = self._find(link, session, packet)
+            owed, form, streams = self._find(link, session, packet)
             assert owed.tried or not packet.dup, "DUP on a message that was not sent before"  # [MQTT-3.3.1-3]
-            self._in_order(session, owed)
+            # What was given to another member before need not be in order (I3).
+            exempt = any(s[0] == "handed on" or (s[0] == "group" and owed.tried) for s in streams)
+            session.order.came(owed, streams, exempt=exempt)
             self.reference.sent(session, owed, form, packet.packet_id)
         if packet.qos:
             here = sum(flight.here for flight in session.flights.values())
@@ -268,21 +270,23 @@ class Agreement:
         levels = {form.qos for form in forms}
         return [Form(qos, flag, ids) for qos in levels for flag in flags for ids in identifiers]
 
-    def _find(self, link: Link, session: Session, packet: Publish) -> tuple[Owed, Form]:
-        """The message that this is. Where several streams bring the same: rather one in order, rather the next of its
-        stream, rather one that has to come than one that may."""
+    def _find(self, link: Link, session: Session, packet: Publish) -> tuple[Owed, Form, set[tuple[Any, ...]]]:
+        """The message that this is, and whose it may be. Where several streams bring the same: rather one in order,
+        rather the next of its stream, rather one that has to come than one that may."""
         offers = list(self._offers(session, packet.dup))
         found: list[tuple[tuple[Any, ...], Owed, Form]] = []
         for owed, form in offers:
             fits = not link.packet_max or smallest(link, owed, form) <= link.packet_max
             if fits and self._is_it(link, packet, owed, form):
                 number = owed.message.number
-                late = number < session.newest.get(_order_of(owed), -1)
+                late = session.order.late(owed)
                 before = [o.certain for o, _ in offers if o.stream == owed.stream and o.message.number < number]
                 found.append(((late, sum(before), not owed.certain, len(before), number), owed, form))
         nearly = [owed for owed, _ in offers if owed.message.payload == packet.payload]
         assert found, f"not owed; expected {nearly or [owed for owed, _ in offers][:5]}"
-        return min(found, key=lambda entry: entry[0])[1:]
+        _, owed, form = min(found, key=lambda entry: entry[0])
+        same = {other.stream for _, other, _ in found if other.message is owed.message}
+        return owed, form, same
 
     def _offers(self, session: Session, dup: bool) -> Iterator[tuple[Owed, Form]]:
         for owed in session.owed:
@@ -320,14 +324,6 @@ class Agreement:
     def _stamp(self, message: Message) -> bytes:
         at = datetime.fromtimestamp(int(self.began_ms + message.at_s * 1000) / 1000, UTC)
         return at.isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
-
-    def _in_order(self, session: Session, owed: Owed) -> None:
-        if owed.stream[0] == "handed on" or (owed.stream[0] == "group" and owed.tried):
-            return  # may have been given to another member before (I3)
-        key = _order_of(owed)
-        newest = session.newest.get(key, -1)
-        assert owed.message.number > newest, f"message {owed.message.number} after {newest}"  # [MQTT-4.6.0-6]
-        session.newest[key] = owed.message.number
 
     # ── when everything has come to rest ──
 
@@ -372,10 +368,6 @@ class Agreement:
                 continue
             room = link.window - sum(flight.here or flight.released for flight in session.flights.values())
             assert not overdue or not (room > 0 or options[-1].qos == 0), f"{name!r} has room, but never got {overdue}"
-
-
-def _order_of(owed: Owed) -> tuple[Any, ...]:
-    return (owed.stream, owed.message.publisher, owed.message.topic)
 
 
 def _is(answer: Answer, packet_id: int, codes: tuple[int, ...]) -> bool:

@@ -167,6 +167,46 @@ class Link:
         self.answers.setdefault(kind, []).append(what)
 
 
+class Order:
+    """In which order a session gets messages, as far as what it gets tells. The same message may be owed by several
+    streams, and does not say which of them brings it."""
+
+    def __init__(self) -> None:
+        self.newest: dict[tuple[Any, ...], int] = {}  # the number last taken for a stream's, by publisher and topic
+        self.certain: dict[tuple[Any, ...], int] = {}  # … of those that can be no other stream's
+        self.streams: dict[int, set[tuple[Any, ...]]] = {}  # who may have brought a message
+        self.bringing: dict[tuple[bytes, bytes], set[tuple[Any, ...]]] = {}  # by publisher and topic: all of these
+        self.lines: dict[tuple[bytes, bytes], list[int]] = {}  # the last of each line that what came can be parted into
+
+    def late(self, owed: Owed) -> bool:
+        about = owed.message
+        return about.number < self.newest.get((owed.stream, about.publisher, about.topic), -1)
+
+    def came(self, owed: Owed, streams: set[tuple[Any, ...]], *, exempt: bool) -> None:
+        """One message came, by one of these streams; `owed` is the likeliest. Each stream's messages of a publisher and
+        topic come in order [MQTT-4.6.0-6]: so those that can be of one stream only do, and all of them together can be
+        parted into as many rising lines as there are streams."""
+        about = owed.message
+        number, key = about.number, (about.publisher, about.topic)
+        may = self.streams.setdefault(number, set())
+        may |= streams
+        bringing = self.bringing.setdefault(key, set())
+        bringing |= may
+        if exempt:
+            return
+        self.newest[owed.stream, *key] = number
+        if len(may) == 1:
+            newest = self.certain.get((owed.stream, *key), -1)
+            assert number > newest, f"message {number} after {newest}"
+            self.certain[owed.stream, *key] = number
+        lines = self.lines.setdefault(key, [])
+        before = [last for last in lines if last < number]
+        if before:
+            lines.remove(max(before))
+        lines.append(number)
+        assert len(lines) <= len(bringing), f"message {number} after {sorted(lines)}, by {len(bringing)} streams"
+
+
 class Session:
     def __init__(self, client_id: bytes) -> None:
         self.client_id = client_id
@@ -179,7 +219,7 @@ class Session:
         self.owed: list[Owed] = []
         self.flights: dict[int, Flight] = {}
         self.inbound: set[int] = set()  # QoS 2 packet ids received and not released
-        self.newest: dict[tuple[Any, ...], int] = {}  # the number last sent, by stream, publisher and topic
+        self.order = Order()
 
 
 class Group:

@@ -142,8 +142,8 @@ class Recovery:
                 reader = broker.groups.make(reader_number, parsed.group, parsed.filter, list(sinces))
         elif reader_number:
             reader = self.readers[reader_number] = Reader(reader_number, session, list(sinces))
-            session.own_readers = session.own_readers or set()
-            session.own_readers.add(reader)
+            session.own_readers = session.own_readers or {}
+            session.own_readers[reader] = None
         subscription = Subscription(
             session,
             filter,
@@ -194,7 +194,7 @@ class Recovery:
         elif reader is not None:
             self.readers.pop(reader.number, None)
             if subscription.session.own_readers is not None:
-                subscription.session.own_readers.discard(reader)
+                subscription.session.own_readers.pop(reader, None)
 
     def set_positions(self, record: bytes) -> None:
         for reader, position in changes.read_positions(record):

@@ -143,8 +143,8 @@ def _subscribe(
     if isinstance(reader, Group):
         broker.groups.join(reader, subscription)
     elif reader is not None:
-        session.own_readers = session.own_readers or set()
-        session.own_readers.add(reader)
+        session.own_readers = session.own_readers or {}
+        session.own_readers[reader] = None
         reader.subscription = subscription
         _place(broker, reader, asked.kind, asked.value)
     if broker.storing.on:
@@ -186,7 +186,7 @@ def _drop_reader(broker: Broker, subscription: Subscription, replaced_by: Subscr
         broker.table.left(reader)
         session = subscription.session
         if session.own_readers is not None:
-            session.own_readers.discard(reader)
+            session.own_readers.pop(reader, None)
         reader.subscription = None  # no circle is left for the garbage collector, which seldom looks
 
 

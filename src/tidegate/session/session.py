@@ -91,7 +91,7 @@ class Session:
         self.expiry_s = expiry_s
         self.subscriptions: dict[bytes, Subscription] = {}
         self.reader = Reader(number, self, cursors)
-        self.own_readers: set[Reader] | None = None  # those of its $replay subscriptions
+        self.own_readers: dict[Reader, None] | None = None  # of its $replay subscriptions, in their order
         self.link: Link | None = None
         self.flights: Flights | None = None  # made when first needed: most sleeping sessions have none
         self.next_number = 1
