@@ -84,7 +84,7 @@ class Agreement:
     def feed(self, client: Client, data: bytes) -> None:
         self.sut.feed(client.at_broker, data)
         client.fed += data
-        self.look()
+        self.look(client)
 
     def lost(self, client: Client) -> None:
         self.sut.lost(client.at_broker)
@@ -116,9 +116,10 @@ class Agreement:
         self.reference.advance(seconds)
         self.look()
 
-    def look(self) -> None:
-        """What the broker has written since the last look must be what it may write."""
-        for client in self.clients:
+    def look(self, fed: Client | None = None) -> None:
+        """What the broker has written since the last look must be what it may write. `fed` has just been: what others
+        had to wait with comes after that."""
+        for client in sorted(self.clients, key=lambda client: client is not fed):
             read = len(client.fed) - self.sut.unread(client.at_broker)
             if read > client.read:
                 self.reference.receive(client.link, bytes(client.fed[client.read : read]))

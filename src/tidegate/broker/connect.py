@@ -95,7 +95,7 @@ def on_connect(broker: Broker, link: Link, packet: Packet) -> None:
         def answered() -> None:
             link.greeted = True
             _resume(broker, link, session)
-            broker.go_on(link)
+            broker.queue(link)
 
         broker.wait(link)
         broker.post.tick.promise(Kind.CALL, link, answered)

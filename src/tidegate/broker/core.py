@@ -261,6 +261,10 @@ class Broker:
     def park(self, link: Link) -> None:
         """Its packets have had their share of this tick: the rest of what it sent waits for the next."""
         self.wait(link)
+        self.queue(link)
+
+    def queue(self, link: Link) -> None:
+        """A link that waits gets a turn of its own, never one within another's packets."""
 
         def turn() -> Iterator[int]:
             self.go_on(link)
