@@ -6,6 +6,8 @@ ARGS ?=
 KILLS ?= 2000
 MINUTES ?= 20
 VENV := .venv
+# Tests that measure how long others wait: nothing else runs beside them.
+ALONE := tests/heart/test_bystanders.py tests/heart/test_heavy_packets.py
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WARM_UP = $(BIN)/python -m tidegate.pipeline.warmup >/dev/null 2>&1 || true
@@ -24,8 +26,8 @@ run: $(RUN_STAMP) ## install what running needs, then start broker and pipeline 
 	@$(BIN)/tidegate up $(ARGS)
 
 test: $(DEV_STAMP) peers ## run the tests, with real MQTT clients where they can be had
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore tests/heart/test_bystanders.py $(ARGS)
-	$(BIN)/python -m pytest tests/heart/test_bystanders.py # alone: it measures how long others wait
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(patsubst %,--ignore %,$(ALONE)) $(ARGS)
+	$(BIN)/python -m pytest $(ALONE)
 
 test-fast: $(DEV_STAMP) ## a quick look, without Spark or foreign clients: what every commit should pass
 	$(BIN)/python -m pytest -n 2 -q tests/router tests/session tests/log tests/broker tests/protocol \

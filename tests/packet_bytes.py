@@ -43,5 +43,6 @@ def subscribe_bytes(filters: Iterable[bytes], pid: int = 1, options: int = 0, ve
     return framed(0x82, pid.to_bytes(2, "big") + properties + requests)
 
 
-def unsubscribe_bytes(filters: Iterable[bytes], pid: int = 1) -> bytes:
-    return framed(0xA2, pid.to_bytes(2, "big") + b"".join([utf8(f) for f in filters]))
+def unsubscribe_bytes(filters: Iterable[bytes], pid: int = 1, version: int = 4) -> bytes:
+    properties = b"\0" if version == 5 else b""
+    return framed(0xA2, pid.to_bytes(2, "big") + properties + b"".join([utf8(f) for f in filters]))

@@ -45,6 +45,15 @@ CATCH_UP_ROWS = 256
 # Filters of one SUBSCRIBE or UNSUBSCRIBE, or of a session that ends, that are worked on in one step.
 FILTERS_STEP = 32
 
+# Readers that an announcement is handed to in one go, beyond the first of each stretch; the others read it in turns.
+FANOUT_FREE, FANOUT_MAX = 16, 500
+
+# Filters that match the topics of a step: a topic that thousands of them match costs milliseconds.
+MATCHES_STEP = 2_000
+
+# How often a client's packet may repeat a property: each is an object to make. Above it the packet is refused.
+REPEATED_PROPERTIES_MAX = 1_000
+
 # Decoded messages kept for all readers that are behind together; above it they are read again from disk.
 CATCH_UP_HELD_BYTES_MAX = 64 << 20
 

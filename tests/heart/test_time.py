@@ -6,13 +6,14 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
-from heart_kit import MIB, FaultyBroker, attach, eventually, read_exactly
+from heart_kit import MIB, FaultyBroker, attach, attach_kept, eventually, read_exactly
 
 from harness import BrokerProcess, Closed, RawClient
-from packet_bytes import publish_bytes
-from tidegate.wire import Pingreq, Pingresp, Publish
+from packet_bytes import acknowledgements, publish_bytes, subscribe_bytes, unsubscribe_bytes
+from tidegate.wire import Connack, Connect, Pingreq, Pingresp, Publish
 
 PAUSE_S = 6.0
 KEEP_ALIVE_S = 2
@@ -134,4 +135,66 @@ def test_memory_stays_bounded_while_the_disk_does_not_keep_up(start_faulty):
         assert broker.rss_bytes() - before < 160 * MIB
         for publisher in publishers:
             publisher.close()
-    eventually(lambda: attach(broker, "after").publish("b", b"x", 1) == 0)
+    eventually(lambda: served(broker))
+
+
+def pushed(client: RawClient, data: bytes) -> int:
+    client.socket.sendall(data)
+    return len(data)
+
+
+def served(broker: BrokerProcess) -> bool:
+    """Somebody new connects and publishes; till the disk has caught up, the broker is too busy for that."""
+    late = RawClient(broker.port, 5)
+    late.send(Connect(5, b"late"))
+    return not late.expect(Connack).reason and late.publish("b", b"x", 1) == 0x10
+
+
+def churn_filters(broker: BrokerProcess) -> Callable[[], int]:
+    session = attach_kept(broker, "churn", 4)
+    filters = [b"churn/%d/" % i + b"x" * 1000 for i in range(200)]
+    packets = subscribe_bytes(filters, 1, 1) + unsubscribe_bytes(filters, 2)
+    session.socket.settimeout(3)
+    return lambda: pushed(session, packets * 4)
+
+
+def churn_releases(broker: BrokerProcess) -> Callable[[], int]:
+    session = attach_kept(broker, "churn", 5)
+    packets = acknowledgements(0x62, range(1, 60_000))
+    session.socket.settimeout(3)
+    return lambda: pushed(session, packets)
+
+
+@pytest.mark.parametrize("churn", [churn_filters, churn_releases])
+def test_memory_stays_bounded_while_the_disk_does_not_keep_up_with_changes(start_faulty, churn):
+    """The same for a client that publishes nothing: what it changes, and its answers, wait for the disk too."""
+    broker: FaultyBroker = start_faulty("fsync", log__tail_bytes=MIB)
+    pour = churn(broker)
+    bystander = attach(broker, "bystander")
+    before = broker.rss_bytes()
+    with broker.syncs_held():
+        taken, deadline_s = 0, time.monotonic() + 20
+        try:
+            while taken < 400 * MIB and time.monotonic() < deadline_s:
+                taken += pour()
+        except TimeoutError:
+            pass  # it is not read from any more
+        assert taken < 300 * MIB
+        assert broker.rss_bytes() - before < 160 * MIB
+        bystander.send(Pingreq())
+        bystander.expect(Pingresp)
+    eventually(lambda: served(broker))
+
+
+def test_connections_that_come_and_go_wait_while_the_disk_does_not_keep_up(start_faulty):
+    """Each leaves a record: when too many wait for the disk, others are told to come back later."""
+    broker: FaultyBroker = start_faulty("fsync", log__tail_bytes=MIB)
+    pour = churn_filters(broker)
+    with broker.syncs_held():
+        with pytest.raises(TimeoutError):
+            for _ in range(10_000):
+                pour()
+        late = RawClient(broker.port, 5)
+        late.send(Connect(5, b"late"))
+        assert late.expect(Connack).reason == 0x89
+    eventually(lambda: served(broker))

@@ -133,6 +133,9 @@ def _authenticate(packet: Connect) -> None:
 def _admit(broker: Broker, packet: Connect) -> None:
     if broker.closing:
         raise Refused("the broker is shutting down", reason=Reason.SERVER_SHUTTING_DOWN)
+    if broker.storing.behind:
+        # Others may connect and leave faster than the disk stores that they did.
+        raise Refused("the disk has to catch up first", reason=Reason.SERVER_BUSY)
     longest = broker.config.mqtt.client_id_bytes_max
     if len(packet.client_id) > longest:
         raise Refused(f"client id of more than {longest} bytes", reason=Reason.CLIENT_ID_NOT_VALID)

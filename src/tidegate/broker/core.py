@@ -27,7 +27,7 @@ from tidegate.delivery.gate import Gate, Job
 from tidegate.delivery.outbox import Outbox, Post
 from tidegate.delivery.routes import RouteTable
 from tidegate.delivery.tick import Tick
-from tidegate.errors import MalformedPacket, PeerError, ProtocolViolation, StorageError
+from tidegate.errors import MalformedPacket, PeerError, ProtocolViolation, Refused, StorageError
 from tidegate.limits import SPENT_MAX
 from tidegate.log.rows import Rows
 from tidegate.log.run import QOS_MASK
@@ -44,6 +44,7 @@ from tidegate.wire import (
     Unsuback,
     decode,
     encode,
+    more_filters_than,
     peek_packet_max,
     peek_version,
 )
@@ -238,6 +239,10 @@ class Broker:
             if first < 0x10:
                 raise MalformedPacket("packet type 0 is reserved")
             raise ProtocolViolation(f"a client must not send packet type {first >> 4}")
+        if first >> 4 in FILTERS:
+            most = self.config.mqtt.subscriptions_per_session_max
+            if more_filters_than(most, body, link.version, FILTERS[first >> 4]):
+                raise Refused(f"more than the {most} filters that a session may hold", reason=0x97)
         job = handler(self, link, decode(first, body, link.version))
         if job is not None:
             self._work(link, job)
@@ -382,7 +387,8 @@ class Broker:
             if link.phase is Phase.CLOSED:
                 link.close()
                 outbox.closed()
-            elif not outbox.paused and (outbox.waiting or (link.session is not None and link.session.due)):
+            elif outbox.full and not outbox.paused:
+                outbox.full = False
                 self.unblock(outbox)
         self.counters.bytes_sent += sent
 
@@ -396,6 +402,9 @@ class Broker:
         self.counters.dropped["damaged on disk"] += messages
         notices.damaged(self, reader, messages, first, left)
 
+
+# Packets that name filters, and how many bytes of options follow each.
+FILTERS = {8: 1, 10: 0}
 
 HANDLERS: dict[int, Callable[[Broker, Link, Any], Job | None]] = {
     1: connect.on_second_connect,

@@ -62,6 +62,7 @@ def ingest(broker: Broker, link: Link, data: bytes) -> None:
         rest.clear()
     pos, end = 0, len(data)
     packets = 0
+    before = broker.post.tick.weight if broker.storing.behind else (None, 0)
     if link.trace:
         tracing.received(broker, link, data)
     while pos < end and not link.busy:
@@ -98,6 +99,8 @@ def ingest(broker: Broker, link: Link, data: bytes) -> None:
     if packets:
         broker.counters.messages_received += packets
     tick = broker.post.tick
+    if before[0] is not None and tick.weight != before:
+        broker.storing.throttle(link)
     if tick.bytes > TICK_BYTES_MAX or len(tick.changes) > TICK_CHANGES_MAX:
         broker.flush()  # one wake-up of the event loop may bring many megabytes
     elif not broker.ticking and (tick.rows.payloads or tick.promises):
@@ -161,6 +164,7 @@ def _publishes(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> i
     meaning: Meaning | None = None
     exact = True  # the bytes of this stretch are what subscribers get
     block_row = 0  # from which row on a block is looked for
+    enough = False  # so much work has come of these packets that the rest waits for another tick
 
     def close_stretch() -> None:
         """What has been taken since the last one goes the same way, together."""
@@ -230,7 +234,8 @@ def _publishes(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> i
                 if data[content]:
                     if topic and topic not in routes:
                         check_topic(topic)  # what comes first in the packet is judged first
-                    meaning, content = _meaning(config.check_payload_format, link, data, content, after)
+                    meaning, content = _meaning(broker, link, data, content, after)
+                    enough = broker.spent > SPENT_MAX
                     if meaning.exact is not exact:
                         close_stretch()
                         last = None
@@ -268,7 +273,9 @@ def _publishes(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> i
             kept = flags & RETAIN
             if route is None or (meaning is not None and meaning.text) or kept:
                 try:
-                    route = route or _admit(broker, link, topic)
+                    if route is None:
+                        route = _admit(broker, link, topic)
+                        enough = broker.spent > SPENT_MAX
                     if meaning is not None and meaning.text:
                         _check_text(data[content:after])
                     if kept and not broker.retaining.admit(topic, after - content):
@@ -348,6 +355,8 @@ def _publishes(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> i
                 if qos == 2:
                     inbound.add(pid)  # type: ignore[union-attr]
             pos = after
+            if enough:
+                break
     finally:
         if len(payloads) > stretch_row:
             close_stretch()
@@ -425,13 +434,15 @@ def _ids(data: bytes, pos: int, n: int, stride: int) -> list[bytes]:
     return [] if NO_PID in ids else ids
 
 
-def _meaning(check_text: bool, link: Link, data: bytes, pos: int, after: int) -> tuple[Meaning, int]:
+def _meaning(broker: Broker, link: Link, data: bytes, pos: int, after: int) -> tuple[Meaning, int]:
     """What the properties at `pos` say, and where they end. Devices repeat themselves: the latest are remembered."""
+    check_text = broker.config.mqtt.check_payload_format
     size = data[pos]
     content = pos + 1 + size
     if size >= 0x80:
-        properties, passed_on, content = read_properties(data[:after], pos, PUBLISH_PACKET)
-        return _said(check_text, properties, passed_on, False), content
+        properties, passed_on, size = read_properties(data[pos:after], 0, PUBLISH_PACKET)
+        broker.spent += len(properties.user) // 4
+        return _said(check_text, properties, passed_on, False), pos + size
     if content > after:
         raise MalformedPacket("properties are longer than their packet")
     block = data[pos:content]
@@ -472,7 +483,9 @@ def _admit(broker: Broker, link: Link, topic: bytes) -> Route:
     """The route of a topic that is not ready. A refusal is one message's; a violation ends the connection."""
     if not topic and link.v5:
         raise ProtocolViolation("neither topic nor topic alias")  # 3.3.2.1
-    return broker.table.admit(topic)
+    route = broker.table.admit(topic)
+    broker.spent += 1 + route.targets.matches // 16
+    return route
 
 
 def _check_text(payload: bytes) -> None:

@@ -86,7 +86,7 @@ class Sessions:
             broker.table.left(reader)
             if reader.subscription is not None:
                 delivery.moved.add(reader)
-        link.outbox.waiting = []
+        link.outbox.waiting = {}
         broker.retaining.left(link, session)
         session.link = None
         broker.groups.absent(session)

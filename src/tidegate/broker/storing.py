@@ -30,6 +30,7 @@ class Storing:
         self._report = report
         self.log = broker.log
         self.on = True  # False while the log takes no more
+        self.behind = False  # the disk has not caught up with what was written: who adds to it is not read from
         self.full = ""  # why the log may not grow, although a write would succeed
         self.changes_bytes = 0  # state changes written since the last snapshot began
         self._ticks: deque[tuple[int, Tick]] = deque()  # appended, and not yet stored
@@ -76,8 +77,11 @@ class Storing:
             self._keep(tick.promises)
         else:
             self._ticks.append((ticket, tick))
-        if tick.rows.payloads and self.log.unstored_bytes > UNSTORED_BYTES_MAX:
-            self._throttle(promise.link for promise in tick.promises if promise.kind <= Kind.PUBREC)
+        if self.log.unstored_bytes > UNSTORED_BYTES_MAX:
+            self.behind = True
+            for promise in tick.promises:
+                if promise.kind <= Kind.PUBREC:
+                    self.throttle(promise.link)
 
     def _probe(self, tick: Tick) -> bool:
         """While the log refuses: messages are refused at once; the rest waits for `retry`."""
@@ -95,7 +99,8 @@ class Storing:
                 self._keep(tick.promises)
         if not ticks and self.on:
             self._taken_back.clear()
-        if self._throttled and self.log.unstored_bytes < UNSTORED_BYTES_MAX // 2:
+        if self.behind and self.log.unstored_bytes < UNSTORED_BYTES_MAX // 2:
+            self.behind = False
             for link in self._throttled:
                 link.go_on(Stop.DISK, self._broker.now_s)
             self._throttled.clear()
@@ -249,12 +254,11 @@ class Storing:
 
     # ── the disk is behind ──
 
-    def _throttle(self, links: Iterator[Link]) -> None:
-        """Stop reading from those who publish until it has caught up."""
-        for link in links:
-            if link.phase is Phase.OPEN:
-                self._throttled.add(link)
-                link.stop(Stop.DISK)
+    def throttle(self, link: Link) -> None:
+        """Read nothing more from a link, whose packets made something to store, until the disk has caught up."""
+        if link.phase is Phase.OPEN:
+            self._throttled.add(link)
+            link.stop(Stop.DISK)
 
     def forget(self, link: Link) -> None:
         self._throttled.discard(link)

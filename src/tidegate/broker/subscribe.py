@@ -31,19 +31,6 @@ CHECKED_STEP = 1000  # filters whose form is checked in one step
 RETAIN_NEW_ONLY, RETAIN_NEVER = 1, 2
 
 
-def on_subscribe(broker: Broker, link: Link, packet: Subscribe) -> Job | None:
-    session = link.session
-    assert session is not None
-    filters = packet.filters
-    if len(filters) > broker.config.mqtt.subscriptions_per_session_max:
-        # More than any session may hold: not worth a look at each.
-        broker.counters.refused[f"SUBSCRIBE 0x{Reason.QUOTA_EXCEEDED:02X}"] += len(filters)
-        full = Reason.QUOTA_EXCEEDED if link.v5 else 0x80
-        broker.hold(link, Suback(packet.packet_id, (full,) * len(filters)))
-        return None
-    return _subscribe_all(broker, link, session, packet)
-
-
 def _check(filters: list[bytes]) -> Job:
     """A malformed filter ends the connection before anything is done."""
     for number, filter in enumerate(filters, 1):
@@ -52,7 +39,9 @@ def _check(filters: list[bytes]) -> Job:
             yield CHECKED_STEP // 8
 
 
-def _subscribe_all(broker: Broker, link: Link, session: Session, packet: Subscribe) -> Job:
+def on_subscribe(broker: Broker, link: Link, packet: Subscribe) -> Job:
+    session = link.session
+    assert session is not None
     yield from _check([request.filter for request in packet.filters])
     if link.session is not session:
         return

@@ -26,6 +26,9 @@ from tidegate.limits import (
     CATCH_UP_BYTES,
     CATCH_UP_HELD_BYTES_MAX,
     CATCH_UP_ROWS,
+    FANOUT_FREE,
+    FANOUT_MAX,
+    MATCHES_STEP,
     PACKET_IDS,
     PARTITION_SHIFT,
     READER_TARGETS_MAX,
@@ -44,6 +47,9 @@ from tidegate.session.session import Session, Subscription
 
 # Up to this many filters a reader matches topics one by one; above, it asks the index of all subscriptions.
 NAIVE_FILTERS_MAX = 32
+
+# What a turn costs beside what it hands over, in the gate's units.
+TURN_UNITS = 4
 
 # What a stored message costs in memory beside its bytes, roughly: its share of lists and object headers.
 ROW_OVERHEAD = 200
@@ -71,6 +77,7 @@ class Delivery:
         self.tails = [Tail(tail_bytes // len(self.ends), end) for end in self.ends]
         self.moved: set[Reader] = set()  # readers whose position is to be written
         self.later: list[Reader] = []  # their read failed for the moment: they ask again
+        self._matches = 0  # filters that matched the topics of this step
 
     # ── live ──
 
@@ -79,9 +86,17 @@ class Delivery:
         positions = rows.positions
         self.tails[partition].add(rows, 2 * size + ROW_OVERHEAD * len(rows) + BATCH_OVERHEAD)
         self.ends[partition] = positions[-1] + 1
+        spare = FANOUT_MAX
         for stretch in stretches if stretches is not None else self._stretches(rows):
             a, b = stretch.start, stretch.stop
-            for target in stretch.targets.list:
+            targets = stretch.targets.list
+            if len(targets) > FANOUT_FREE:
+                # So many that others would wait: those that are left read it at the gate, in turns.
+                for target in targets[spare:]:
+                    if target.reader.live:
+                        self._behind_from(target.reader, positions[a])
+                targets, spare = targets[:spare], max(0, spare - len(targets))
+            for target in targets:
                 reader = target.reader
                 if not reader.live:
                     continue
@@ -176,6 +191,13 @@ class Delivery:
             reader.enter(BEHIND)
             self._queue(reader)
 
+    def _behind_from(self, reader: Reader, position: int) -> None:
+        """A live reader reads what was announced, from this position on, when it has a turn."""
+        reader.cursors = list(self.ends)
+        reader.cursors[position >> PARTITION_SHIFT] = position
+        reader.enter(BEHIND)
+        self._queue(reader)
+
     def block(self, reader: Reader, position: int) -> None:
         """Its client has no room. It goes on at `position` when there is some."""
         if reader.live:
@@ -190,12 +212,12 @@ class Delivery:
         else:
             links = [reader.session.link]  # type: ignore[union-attr]
         for link in links:
-            if link is not None and reader not in link.outbox.waiting:
-                link.outbox.waiting.append(reader)
+            if link is not None:
+                link.outbox.waiting[reader] = None
 
     def unblock(self, outbox: Outbox) -> None:
         """The link has room: whoever waited for it gets a turn."""
-        waiting, outbox.waiting = outbox.waiting, []
+        waiting, outbox.waiting = outbox.waiting, {}
         for reader in waiting:
             if reader.standing is BLOCKED:
                 reader.enter(BEHIND if reader.again is None else RESENDING)
@@ -236,7 +258,7 @@ class Delivery:
     def _turns(self, reader: Reader) -> Job:
         """A reader's turns, as long as it has something to do."""
         while reader.standing in (BEHIND, RESENDING) and self._attended(reader):
-            yield self._step(reader)
+            yield TURN_UNITS + self._step(reader)
         reader.queued = False
 
     def _attended(self, reader: Reader) -> bool:
@@ -252,6 +274,7 @@ class Delivery:
 
     def _step(self, reader: Reader) -> int:
         """Do a little for a reader that is behind: what it cost."""
+        self._matches = 0
         if reader.standing is RESENDING:
             return self._send_again(reader)
         if reader.subscription is not None:
@@ -285,13 +308,16 @@ class Delivery:
             rows, row = found
             stop = min(len(rows), row + budget)
             budget -= stop - row
-            if not self._offer(reader, rows, row, stop):
+            reached = self._offer(reader, rows, row, stop)
+            if reached < stop:
+                reader.cursors[partition] = rows.positions[reached]
                 break
             reader.cursors[partition] = max(reader.cursors[partition], rows.positions[stop - 1] + 1)
-        return most - budget
+        return most - budget + self._matches // 8
 
-    def _offer(self, reader: Reader, rows: Rows, a: int, b: int) -> bool:
-        """Hand over what the reader wants of these rows; False if it had to stop within, and is blocked."""
+    def _offer(self, reader: Reader, rows: Rows, a: int, b: int) -> int:
+        """Hand over what the reader wants of these rows: the row reached. If it had to stop within, it is blocked, or
+        this step has had its share."""
         positions, topics, flags = rows.positions, rows.topics, rows.flags
         partition = positions[a] >> PARTITION_SHIFT
         group = reader if isinstance(reader, Group) else None
@@ -311,6 +337,8 @@ class Delivery:
             targets = reader.targets = {}
         row = a
         while row < b:
+            if self._matches > MATCHES_STEP:
+                return row
             if skip is not None and positions[row] in skip:
                 row += 1
                 continue
@@ -320,6 +348,8 @@ class Delivery:
             if skip is None and positions[row] >= since:
                 while stop < b and flags[stop] == flag:
                     topic = topics[stop]
+                    if self._matches > MATCHES_STEP:
+                        break
                     if (targets[topic] if topic in targets else self._target(reader, topic, -1)) is not target:
                         break
                     stop += 1
@@ -336,11 +366,11 @@ class Delivery:
                 reached = target.link.outbox.send(target, rows, row, stop, replay=own is not None)
             if reached < stop:
                 self.block(reader, positions[reached])
-                return False
+                return reached
             row = stop
         if skip is not None and positions[b - 1] >= skip.stops[-1]:
             reader.skip = None
-        return True
+        return b
 
     # ── what a reader wants ──
 
@@ -359,6 +389,7 @@ class Delivery:
             found = (reader.subscription,) if matches(reader.subscription.pattern, topic) else ()
         else:
             found = tuple(self.matching(reader.session, topic))  # type: ignore[arg-type]
+            self._matches += len(found)
             if position >= 0:
                 # Some filter is younger than this message: decide for this message alone (S2.16).
                 partition = position >> PARTITION_SHIFT
@@ -375,7 +406,9 @@ class Delivery:
         """The session's plain subscriptions that match."""
         if len(session.subscriptions) <= NAIVE_FILTERS_MAX:
             return [s for s in session.subscriptions.values() if s.reader is None and matches(s.pattern, topic)]
-        return [s for s in self.table.index.match(topic) if s.session is session and s.reader is None]
+        found = self.table.index.match(topic)
+        self._matches += len(found)
+        return [s for s in found if s.session is session and s.reader is None]
 
     def _wanted(self, reader: Reader) -> Wanted:
         """The reader's filters as the log's index takes them. Used on another thread: holds no live state."""
@@ -459,11 +492,13 @@ class Delivery:
             row = row_from(rows.positions, reader.cursors[partition])
             if row < len(rows):
                 cost += len(rows) - row
-                if not self._offer(reader, rows, row, len(rows)):
-                    # What was read is kept for when the window opens, unless all readers together hold too much.
+                reached = self._offer(reader, rows, row, len(rows))
+                if reached < len(rows):
+                    # What was read is kept for when it goes on, unless all readers together hold too much.
+                    reader.cursors[partition] = rows.positions[reached]
                     if self.gate.held_bytes > CATCH_UP_HELD_BYTES_MAX:
                         self._let_go(reader)
-                    return cost
+                    return cost + self._matches // 8
                 reader.cursors[partition] = max(reader.cursors[partition], rows.positions[-1] + 1)
             held.popleft()
         if not held:
@@ -531,10 +566,16 @@ class Delivery:
                 cost += 1
                 continue
             number = flight.number  # what is too large for the client is finished within
-            sent = outbox.send_again(partial(self._resend_target, session, flight.reader), flight, rows, row)
+            target_of = partial(self._resend_target, session, flight.reader)
+            sent = outbox.send_again(target_of, flight, rows, row, self._matched_enough)
             reader.again = number + sent
             cost += sent
-        return cost
+            if self._matched_enough():
+                break
+        return cost + self._matches // 8
+
+    def _matched_enough(self) -> bool:
+        return self._matches > MATCHES_STEP
 
     def _resend_target(self, session: Session, reader: Reader, topic: bytes) -> Target | None:
         if isinstance(reader, Group):

@@ -54,6 +54,7 @@ class Outbox:
         "aliases",
         "aliases_max",
         "answers_bytes",
+        "full",
         "holding",
         "link",
         "out",
@@ -85,7 +86,8 @@ class Outbox:
         self.packet_max = 0  # 0: no limit
         self.aliases: dict[bytes, int] = {}
         self.aliases_max = 0
-        self.waiting: list[Any] = []  # readers that go on when the client acknowledges or its socket drains
+        self.waiting: dict[Any, None] = {}  # readers that go on when the client acknowledges or its socket drains
+        self.full = False  # somebody was told that there is no room
 
     def open(self, session: Session, *, window: int, packet_max: int, aliases_max: int, now_s: float) -> None:
         """The client has been accepted, and said what it takes."""
@@ -100,9 +102,12 @@ class Outbox:
 
     def room(self) -> bool:
         """Whether the socket may be given more."""
-        if self.paused or self.out_bytes > SEND_BYTES_MAX:
-            return False
-        return self._post.sending_bytes < SENDING_BYTES_MAX or self.out_bytes + self.stuck_bytes < SENDING_SHARE_BYTES
+        if not self.paused and self.out_bytes <= SEND_BYTES_MAX:
+            share = self.out_bytes + self.stuck_bytes < SENDING_SHARE_BYTES
+            if share or self._post.sending_bytes < SENDING_BYTES_MAX:
+                return True
+        self.full = True
+        return False
 
     def credit(self, wanted: int) -> int:
         """How many messages, `wanted` at most, may go out with packet ids that follow each other."""
@@ -364,11 +369,16 @@ class Outbox:
         return len(rows)
 
     def send_again(
-        self, target_of: Callable[[bytes], Target | None], flight: Flight, rows: Rows, row: int
+        self,
+        target_of: Callable[[bytes], Target | None],
+        flight: Flight,
+        rows: Rows,
+        row: int,
+        enough: Callable[[], bool],
     ) -> int:
         """Messages of a flight, from its first on, with their packet ids [MQTT-4.4.0-1]; `row` is the first one's, and
         the rows after it are the following. How many were sent, as far as there is room. `target_of`: how messages of a
-        topic are put for this client now, None if it no longer wants them."""
+        topic are put for this client now, None if it no longer wants them. `enough`: whether to leave the rest for later."""
         post = self._post
         flights: Flights = self.session.flights  # type: ignore[union-attr,assignment]
         elapsed_s = max(0, post.now_ms - rows.time_ms) // 1000
@@ -385,6 +395,8 @@ class Outbox:
         while count < most and positions[row + count] == flight.positions[count]:
             at = row + count
             if rows.topics[at] != topic:
+                if count and enough():
+                    break
                 topic = rows.topics[at]
                 target = target_of(topic)
                 sub_ids = target.sub_ids if target is not None else b""
@@ -457,7 +469,7 @@ class Outbox:
         self._stuck(0, -self.out_bytes - self.stuck_bytes)
         self.out_bytes = 0
         self.out = []
-        self.waiting = []
+        self.waiting = {}
         self.paused = True
 
 

@@ -28,20 +28,26 @@ class Target:
         self.reader = reader
         self.link = link
         self.subscriptions = subscriptions
-        self.qos = max(s.qos for s in subscriptions)  # highest of the overlapping [MQTT-3.3.5-1]
-        self.retain = any(s.retain_as_published for s in subscriptions)
-        self.no_local = reader.session is not None and any(s.no_local for s in subscriptions)
+        self.qos = max([s.qos for s in subscriptions])  # highest of the overlapping [MQTT-3.3.5-1]
+        self.retain = True in [s.retain_as_published for s in subscriptions]
+        self.no_local = reader.session is not None and True in [s.no_local for s in subscriptions]
         v5 = link is not None and link.v5
-        ids = sorted(s.sub_id for s in subscriptions if s.sub_id)  # one used twice is carried twice (3.3.4)
+        ids = sorted([s.sub_id for s in subscriptions if s.sub_id])  # one used twice is carried twice (3.3.4)
         self.sub_ids = encode_sub_ids(ids) if ids and v5 else b""
         # By QoS: of plain messages, and of those that keep their retain flag.
-        self.keys: list[Key] = [key_of(v5, qos, False, self.sub_ids) for qos in range(3)]
-        self.kept_keys: list[Key] = [key_of(v5, qos, True, self.sub_ids) for qos in range(3)]
+        self.keys, self.kept_keys = _keys(v5, self.sub_ids) if self.sub_ids else _KEYS[v5]
 
     def without_own(self) -> Target | None:
         """This target for messages of the subscriber itself: no-local subscriptions do not take part."""
         left = [s for s in self.subscriptions if not s.no_local]
         return Target(self.reader, self.link, left) if left else None
+
+
+def _keys(v5: bool, sub_ids: bytes) -> tuple[list[Key], list[Key]]:
+    return [key_of(v5, qos, False, sub_ids) for qos in range(3)], [key_of(v5, qos, True, sub_ids) for qos in range(3)]
+
+
+_KEYS = {v5: _keys(v5, b"") for v5 in (False, True)}
 
 
 class Targets:
@@ -54,6 +60,11 @@ class Targets:
         self.list = targets
         self.matched = matched  # whether anybody subscribed, connected or not
         self.topics: set[bytes] = set()  # whose routes have these
+
+    @property
+    def matches(self) -> int:
+        """How many subscriptions of connected sessions lead here: what it costs to find them."""
+        return len(self.key) - 1
 
 
 class Route:

@@ -68,5 +68,10 @@ class Tick:
     def __bool__(self) -> bool:
         return bool(self.rows.payloads or self.changes or self.promises)
 
+    @property
+    def weight(self) -> tuple[Tick, int]:
+        """Differs when something has been added, or another tick has begun."""
+        return self, len(self.rows.payloads) + len(self.changes) + len(self.promises)
+
     def promise(self, kind: Kind, link: Link, what: bytes | list[bytes] | Callable[[], None], reason: int = 0) -> None:
         self.promises.append(Promise(kind, link, what, reason))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .decode import decode, peek_packet_max, peek_version
+from .decode import decode, more_filters_than, peek_packet_max, peek_version
 from .encode import encode, encode_publish
 from .primitives import encode_varint, read_varint
 from .properties import (
@@ -22,6 +22,7 @@ __all__ = [
     "encode_property_block",
     "encode_publish",
     "encode_varint",
+    "more_filters_than",
     "peek_packet_max",
     "peek_version",
     "read_properties",

@@ -45,7 +45,7 @@ from .packets import (
     Unsubscribe,
     Will,
 )
-from .primitives import read_binary, read_topic_name, read_u8, read_u16, read_utf8
+from .primitives import read_binary, read_topic_name, read_u8, read_u16, read_utf8, read_varint
 from .properties import (
     AUTH,
     CONNACK,
@@ -117,6 +117,24 @@ def peek_packet_max(body: bytes) -> int:
         return read_properties(body, 10, CONNECT)[0].maximum_packet_size or 0
     except PeerError:
         return 0
+
+
+def more_filters_than(limit: int, body: bytes, version: int, options: int) -> bool:
+    """Whether a SUBSCRIBE (with a byte of options for each) or UNSUBSCRIBE names more filters: found out without making
+    anything of them, and without looking at more."""
+    shortest = 3 + options
+    if len(body) <= 2 + shortest * limit:
+        return False
+    pos = 2
+    if version == MQTT_5:
+        size, pos = read_varint(body, pos)
+        pos += size
+    end = len(body) - 1
+    for _ in range(limit):
+        if pos >= end:
+            return False
+        pos += 2 + (body[pos] << 8 | body[pos + 1]) + options
+    return pos < end
 
 
 def _require_flags(flags: int, expected: int, version: int) -> None:
@@ -249,7 +267,7 @@ def _decode_publish(flags: int, body: bytes, version: int, from_server: bool) ->
         packet_id, pos = _read_packet_id(body, pos)  # [MQTT-2.2.1-2]
     properties, passed_on = NO_PROPERTIES, b""
     if version == MQTT_5:
-        properties, passed_on, pos = read_properties(body, pos, PUBLISH)
+        properties, passed_on, pos = read_properties(body, pos, PUBLISH, from_server=from_server)
         if properties.subscription_ids and not from_server:
             raise ProtocolViolation("subscription identifier in a client's PUBLISH")  # [MQTT-3.3.4-6]
         if not topic and properties.topic_alias is None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from tidegate.errors import MalformedPacket, ProtocolViolation
+from tidegate.errors import MalformedPacket, ProtocolViolation, Refused
+from tidegate.limits import REPEATED_PROPERTIES_MAX
 
 from .packets import NO_PROPERTIES, Properties
 from .primitives import (
@@ -162,10 +163,13 @@ _RULES = (
 _RULE_OF_IDENTIFIER: dict[int, _Rule] = {rule.identifier: rule for rule in _RULES}
 
 
-def read_properties(buf: bytes, pos: int, carrier: int) -> tuple[Properties, bytes, int]:
+def read_properties(
+    buf: bytes, pos: int, carrier: int, *, from_server: bool = False
+) -> tuple[Properties, bytes, int]:
     """The properties at `pos`, those of them that are passed on as raw bytes, and where the packet goes on.
 
-    The raw bytes are gathered for PUBLISH and will only: nothing else of a packet is handed on.
+    The raw bytes are gathered for PUBLISH and will only: nothing else of a packet is handed on. A client may send a
+    property that repeats REPEATED_PROPERTIES_MAX times; a server may have added its own.
     """
     length, pos = read_varint(buf, pos)
     if length == 0:
@@ -189,7 +193,10 @@ def read_properties(buf: bytes, pos: int, carrier: int) -> tuple[Properties, byt
             raise MalformedPacket(f"property {rule.field} does not belong in this packet")
         value, at = rule.read(block, at + 1)
         if rule.repeats:
-            repeated.setdefault(rule.field, []).append(value)
+            values = repeated.setdefault(rule.field, [])
+            values.append(value)
+            if len(values) > REPEATED_PROPERTIES_MAX and not from_server:
+                raise Refused(f"more than {REPEATED_PROPERTIES_MAX} {rule.field} properties", Reason.QUOTA_EXCEEDED)
         elif rule.field in single:
             raise ProtocolViolation(f"property {rule.field} given twice")
         else:
