@@ -378,7 +378,7 @@ class Outbox:
     ) -> int:
         """Messages of a flight, from its first on, with their packet ids [MQTT-4.4.0-1]; `row` is the first one's, and
         the rows after it are the following. How many were sent, as far as there is room. `target_of`: how messages of a
-        topic are put for this client now, None if it no longer wants them. `enough`: whether to leave the rest for later."""
+        topic are put for this client now, None if it no longer wants them. `enough`: whether to leave the rest."""
         post = self._post
         flights: Flights = self.session.flights  # type: ignore[union-attr,assignment]
         elapsed_s = max(0, post.now_ms - rows.time_ms) // 1000
