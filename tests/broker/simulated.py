@@ -45,6 +45,7 @@ from tidegate.wire import (
 
 # After a crash positions go on far behind those that anybody may have seen.
 POSITION_GAP = 1_000_000
+OFFSETS = (1 << PARTITION_SHIFT) - 1
 # A broker that has not come to rest after so many ticks never will.
 TICKS_MAX = 10_000
 
@@ -62,12 +63,14 @@ class Entry:
 class SimulatedLog:
     """`late`: what is appended is stored only when the test calls `store`; reads wait for `answer` in any case.
 
-    With several partitions it is a log on other machines: a topic belongs to one partition, and what is appended is
-    announced partition by partition when the test calls `announce`, before it is stored."""
+    With several partitions a topic belongs to one of them. It is a log on other machines then: what is appended is
+    announced partition by partition when the test calls `announce`, before it is stored. `prompt`: it is announced
+    within the call all the same."""
 
-    def __init__(self, *, late: bool = True, partitions: int = 1) -> None:
+    def __init__(self, *, late: bool = True, partitions: int = 1, prompt: bool = False) -> None:
         self.late = late
         self.partitions = partitions
+        self.prompt = prompt or partitions == 1
         self.entries: list[Entry] = []
         self.ends: tuple[int, ...] = tuple(p << PARTITION_SHIFT for p in range(partitions))
         self.stored = 0
@@ -86,6 +89,11 @@ class SimulatedLog:
     @property
     def end(self) -> int:
         return self.ends[0]
+
+    @property
+    def length(self) -> int:
+        """How many positions were given; where there is one partition, the position after the last."""
+        return sum(given & OFFSETS for given in self._given)
 
     @property
     def waiting(self) -> bool:
@@ -119,7 +127,7 @@ class SimulatedLog:
     def crashed(self, kept: int = 0) -> SimulatedLog:
         """The log as the next start finds it: what was stored, and `kept` more appends that reached the disk all the
         same."""
-        after = SimulatedLog(late=self.late, partitions=self.partitions)
+        after = SimulatedLog(late=self.late, partitions=self.partitions, prompt=self.prompt)
         after.entries = [e for e in self.entries if e.ticket <= self.stored + kept]
         after.ends = tuple(given + POSITION_GAP for given in self._given)
         after._given = list(after.ends)
@@ -159,16 +167,13 @@ class SimulatedLog:
             share.time_ms = time_ms
             self._given[partition] += len(share)
             kept += [_copy(run, 0, run.count) for run in share.runs()]
-        self.entries.append(Entry(self._ticket, self._given[0], kept, list(changes)))
-        if self.partitions == 1:
-            if not self.late:
-                self.stored = self._ticket
-            for _, share in shares:
-                self.ends = (self._given[0],)
-                self.listener.announced(0, share)
-        else:
-            for partition, share in shares:
-                self._unannounced[partition].append((self._ticket, share))
+        self.entries.append(Entry(self._ticket, self.length, kept, list(changes)))
+        if self.prompt and not self.late:
+            self.stored = self._ticket
+        for partition, share in shares:
+            self._unannounced[partition].append((self._ticket, share))
+            if self.prompt:
+                self.announce(partition)
         return self._ticket
 
     def _share(self, rows: Rows) -> list[tuple[int, Rows]]:
@@ -184,7 +189,7 @@ class SimulatedLog:
         return shares
 
     def commit(self) -> None:
-        if (self.late or self.partitions > 1) and self._requested is None:
+        if (self.late or not self.prompt) and self._requested is None:
             self._requested = self._ticket
 
     def read(
@@ -260,7 +265,7 @@ def _run(rows: Rows, row: int) -> tuple[Any, ...]:
 class SimulatedSnapshot:
     def __init__(self, log: SimulatedLog) -> None:
         self.log = log
-        self.position = log._given[0]
+        self.position = log.length
         self.records: list[list[bytes]] = []
 
     def add(self, records: Sequence[bytes]) -> None:

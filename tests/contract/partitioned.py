@@ -25,8 +25,8 @@ TOPICS = (b"t/a", b"t/b", b"t/c", b"t/d")
 
 
 class PartitionedLog(SimulatedLog):
-    def __init__(self, *, late: bool = True, partitions: int = PARTITIONS) -> None:
-        super().__init__(late=late, partitions=partitions)
+    def __init__(self, *, late: bool = True, partitions: int = PARTITIONS, prompt: bool = False) -> None:
+        super().__init__(late=late, partitions=partitions, prompt=prompt)
 
     def crashed(self, kept: int = 0) -> PartitionedLog:
         after = super().crashed(kept)

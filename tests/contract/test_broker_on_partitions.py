@@ -94,6 +94,38 @@ def test_nothing_is_acknowledged_before_every_partition_has_stored_it(simulated,
     assert [type(packet) for packet in publisher.received()] == [answer] * 3
 
 
+@pytest.mark.parametrize("prompt", [False, True])
+@pytest.mark.parametrize("refused", ["nothing", "within the call", "later"])
+@pytest.mark.parametrize(("qos", "answer"), [(1, Puback), (2, Pubrec)])
+def test_what_waits_for_the_record_of_a_retained_message_is_not_overtaken(qos, answer, refused, prompt):
+    """[MQTT-4.6.0-2], [MQTT-4.6.0-3]: the record is appended behind messages that came after its own."""
+    simulated = SimulatedBroker(PartitionedLog(prompt=prompt))
+    subscriber(simulated)
+    publisher = simulated.client("p", 5)
+    publisher.received()
+    publish(publisher, (A, b"1"), qos=qos, retain=True)
+    simulated.tick()
+    publish(publisher, (B, b"2"), qos=qos)
+    publish(publisher, (A, b"3"), qos=qos)
+    simulated.broker.settle()
+    simulated.log.refusing = refused == "within the call"
+    simulated.log.store()
+    assert publisher.received() == []
+    if refused == "later":
+        simulated.log.refuse(1)
+    simulated.rest()
+    simulated.log.refusing = False
+    simulated.pass_time(1)
+    simulated.rest()
+    assert publisher.received() == [answer(1), answer(2), answer(3)]
+    assert simulated.broker.storing.idle
+    simulated.crash()
+    late = simulated.client("late", 5)
+    late.send(Subscribe(1, (FilterRequest(b"#", 1),)))
+    simulated.rest()
+    assert payloads(late) == [b"1"]
+
+
 @pytest.mark.parametrize("crash", [False, True])
 def test_a_reader_has_a_position_in_each_partition(simulated, crash):
     """What it acknowledged of one does not come again; what it did not of another does."""

@@ -33,7 +33,9 @@ class Storing:
         self.behind = False  # the disk has not caught up with what was written: who adds to it is not read from
         self.full = ""  # why the log may not grow, although a write would succeed
         self.changes_bytes = 0  # state changes written since the last snapshot began
-        self._ticks: deque[tuple[int, Tick]] = deque()  # appended, and not yet stored
+        self._ticks: deque[tuple[int, Tick]] = deque()  # appended, and what is promised on them not yet kept
+        self._behind: Tick | None = None  # the first of these, stored, if it waits for the records of what it retains
+        self._ticket = 0  # of the last append that was taken
         self.appending: Tick | None = None  # what the log is being given right now
         self._unwritten: list[bytes] = []  # state changes that the log refused
         self._waiting: list[Promise] = []  # … and what was promised on them
@@ -45,7 +47,7 @@ class Storing:
     def idle(self) -> bool:
         """Whether everything appended is stored; but for changes that wait until the log may grow again, which are true
         and will be written once more."""
-        return not self._ticks and (not self._unwritten or bool(self.full))
+        return not self.unstored and (not self._unwritten or bool(self.full))
 
     @property
     def may_write(self) -> bool:
@@ -55,7 +57,7 @@ class Storing:
     @property
     def unstored(self) -> bool:
         """Whether the log has something that is not stored."""
-        return bool(self._ticks)
+        return bool(self._ticks) and self.log.stored < self._ticks[-1][0] < UNKNOWN
 
     def append(self, tick: Tick) -> None:
         """Give a tick to the log."""
@@ -69,9 +71,12 @@ class Storing:
         if self.appending is None:
             return  # refused within the call
         self.appending = None
+        self._ticket = ticket
+        if self._ticks and self._ticks[0][0] == UNKNOWN:
+            self._ticks[0] = (ticket, self._ticks[0][1])
         if tick.changes:
             self.changes_bytes += sum(map(len, tick.changes))
-        if tick.retained and tick.announced:
+        if tick.retained and (tick.announced or self.log.stored >= ticket):
             self._follow(tick)
         if self.log.stored >= ticket and not self._ticks:
             self._keep(tick.promises)
@@ -92,10 +97,15 @@ class Storing:
         """The log has made more of what was appended safe: keep the promises that waited for it."""
         ticks = self._ticks
         while ticks and ticks[0][0] <= ticket:
-            tick = ticks.popleft()[1]
+            tick = ticks[0][1]
             if tick.retained:
-                self._follow(tick)
+                # Its records were collected when it was announced. Those behind it wait as well: answers keep their
+                # order [MQTT-4.6.0-2].
+                tick.retained, self._behind = False, tick
+                ticks[0] = (UNKNOWN if self._broker.post.tick.changes or self._unwritten else self._ticket, tick)
             else:
+                self._behind = None
+                ticks.popleft()
                 self._keep(tick.promises)
         if not ticks and self.on:
             self._taken_back.clear()
@@ -106,7 +116,8 @@ class Storing:
             self._throttled.clear()
 
     def _follow(self, tick: Tick) -> None:
-        """The records of retained messages are written once these are announced: what was promised waits for them."""
+        """The records of retained messages are written once these are announced: what was promised waits for them. All
+        of the tick has been announced within its append, so that they are the next to be appended."""
         following = self._broker.post.tick
         taken = [
             promise._replace(kind=TAKEN[promise.kind]) if promise.kind in TAKEN else promise
@@ -121,11 +132,14 @@ class Storing:
         if self.appending is not None:
             tick, self.appending = self.appending, None
         else:
-            found = next((entry for entry in self._ticks if entry[0] == ticket), None)
+            behind = self._behind
+            found = next((entry for entry in self._ticks if entry[0] == ticket and entry[1] is not behind), None)
             if found is None:
                 return
             self._ticks.remove(found)
             tick = found[1]
+            if behind is not None and ticket <= self._ticks[0][0]:
+                self._ticks[0] = (UNKNOWN, behind)
         self._lost(why)
         self._refuse(tick, why)
 
@@ -273,6 +287,7 @@ def _acknowledgements(kind: Kind, pids: list[bytes], reason: int) -> bytes:
     return first + b"\x03" + (end + first + b"\x03").join(pids) + end
 
 
+UNKNOWN = 1 << 62  # the ticket of an append that is still to be made
 _FIRST = {
     Kind.PUBACK: b"\x40",
     Kind.PUBREC: b"\x50",
