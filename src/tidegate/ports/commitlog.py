@@ -4,8 +4,14 @@
                                  What is announced is what is delivered, and nothing else is
     stored(ticket)               everything appended up to this ticket is safe, and has been announced before:
                                  promises to clients that waited for it are kept
-    refused(ticket, why)         nothing of this append was taken, and nothing of it has been announced. What was
+    refused(ticket, why)         nothing of this append was taken: it is never read, and gone after a restart. What was
                                  appended after it, before this was told, is refused as well: changes keep their order
+
+Of a refused append nothing has been announced, but for one exception that a listener must cope with: a log may announce
+a few messages within `append` before it writes them, and then refuse them. The embedded log does so with ticks of at
+most four, without changes, of which none is retained or has QoS 2. Whoever was sent them has them, and acknowledges
+positions at which nobody ever reads anything: they have been seen, and are not given again; `ends` stays behind them,
+and reads end before it until the next append is taken. Their publishers are refused, and may send them again.
 
 A log has partitions; a position is `partition << PARTITION_SHIFT | offset`, and nothing outside the log computes or
 predicts one. The embedded log has one partition and announces within the call. A log on other machines announces what
