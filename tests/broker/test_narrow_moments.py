@@ -34,8 +34,14 @@ def payloads(client: SimulatedClient) -> list[bytes]:
 
 
 @pytest.fixture
-def simulated() -> SimulatedBroker:
-    return SimulatedBroker(SimulatedLog(late=True))
+def simulated(partitions: int) -> SimulatedBroker:
+    return SimulatedBroker(SimulatedLog(partitions=partitions))
+
+
+@pytest.fixture
+def forgetful(partitions: int) -> SimulatedBroker:
+    """Keeps hardly anything in memory."""
+    return SimulatedBroker(SimulatedLog(partitions=partitions), tail_bytes=1)
 
 
 # ── two crashes in a row ──
@@ -127,8 +133,8 @@ def test_a_release_in_the_same_tick_as_its_message_is_written_after_it(simulated
 
 @pytest.mark.req("S1.20")
 @pytest.mark.attack("C9")
-def test_a_late_acknowledgement_opens_no_window_twice():
-    simulated = SimulatedBroker(tail_bytes=1)
+def test_a_late_acknowledgement_opens_no_window_twice(forgetful):
+    simulated = forgetful
     subscribed(simulated, "s", b"t", 1, receive_maximum=2)
     publish(simulated, *((b"%d" % i, 1) for i in range(6)))
     again = SimulatedClient(simulated, 5)
@@ -156,8 +162,8 @@ def test_a_late_acknowledgement_amid_others_leaves_the_others_to_come(simulated)
 
 
 @pytest.mark.req("S1.20")
-def test_what_comes_again_from_the_disk_stays_within_the_window():
-    simulated = SimulatedBroker(tail_bytes=1)
+def test_what_comes_again_from_the_disk_stays_within_the_window(forgetful):
+    simulated = forgetful
     member = subscribed(simulated, "s", b"$share/g/t", 2, receive_maximum=2)
     publish(simulated, *((b"%d" % i, 2) for i in range(6)))
     assert len(payloads(member)) == 2
@@ -170,14 +176,16 @@ def test_what_comes_again_from_the_disk_stays_within_the_window():
 @pytest.mark.attack("C9")
 @pytest.mark.parametrize("window", [2, 5, 100])
 @pytest.mark.parametrize("tail_bytes", [1, 1 << 20])
-def test_what_went_out_as_one_flight_comes_again_topic_by_topic_with_the_same_identifiers(tail_bytes, window):
-    simulated = SimulatedBroker(tail_bytes=tail_bytes)
+def test_what_went_out_as_one_flight_comes_again_topic_by_topic_with_the_same_identifiers(
+    partitions, tail_bytes, window
+):
+    simulated = SimulatedBroker(SimulatedLog(partitions=partitions), tail_bytes=tail_bytes)
     sub = subscribed(simulated, "s", b"#", 1)
     publisher = simulated.client("publisher")
     publisher.send(*(Publish(b"t/%d" % (i % 7), b"%d" % i, 1, packet_id=i + 1) for i in range(20)))
     simulated.rest()
     first = {packet.packet_id: (packet.topic, packet.payload) for packet in sub.only(Publish)}
-    assert len(first) == 20 and len(list(simulated.broker.sessions.get(b"s").flights)) == 1
+    assert len(first) == 20 and len(list(simulated.broker.sessions.get(b"s").flights)) == partitions
     publish(simulated, (b"later", 1))  # with a tail of one byte, only this is then in memory
     sub.send(Puback(1), Puback(11))
     simulated.rest()
@@ -192,7 +200,9 @@ def test_what_went_out_as_one_flight_comes_again_topic_by_topic_with_the_same_id
         again.send(*(Puback(packet.packet_id) for packet in found))
         simulated.rest()
     assert all(packet.dup for packet in seen)
-    assert [packet.payload for packet in seen] == [b"%d" % i for i in range(20) if i not in (0, 10)] + [b"later"]
+    left = [payload for pid, (_, payload) in first.items() if pid not in (1, 11)]
+    assert [packet.payload for packet in seen] == [*left, b"later"]
+    assert partitions > 1 or left == [b"%d" % i for i in range(20) if i not in (0, 10)]
     assert all(first[packet.packet_id] == (packet.topic, packet.payload) for packet in seen[:-1])
 
 
@@ -206,18 +216,18 @@ def publish_at_once(simulated: SimulatedBroker, *topics: bytes) -> None:
 @pytest.mark.req("S1.20", "S0.13")
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("behind", [False, True])
-def test_messages_with_others_between_them_are_acknowledged_each_at_its_place(behind, crash):
-    simulated = SimulatedBroker()
+def test_messages_with_others_between_them_are_acknowledged_each_at_its_place(simulated, partitions, behind, crash):
     sub = subscribed(simulated, "s", b"a/#", 1)
     if behind:
         sub.drop()
     publish_at_once(simulated, b"a/0", b"b/1", b"a/2", b"b/3", b"a/4", b"b/5", b"a/6")
     if behind:
         sub = simulated.client("s", 5, **KEPT)
-    first, second, *_ = sub.only(Publish)
+    first, second, *left = sub.only(Publish)
     sub.send(Puback(first.packet_id), Puback(second.packet_id))
     end_of_connection(simulated, sub, crash)
-    assert payloads(simulated.client("s", 5, **KEPT)) == [b"4", b"6"]
+    assert payloads(simulated.client("s", 5, **KEPT)) == [message.payload for message in left]
+    assert partitions > 1 or [message.payload for message in left] == [b"4", b"6"]
 
 
 @pytest.mark.req("S1.20", "S0.13")
@@ -278,8 +288,8 @@ def test_a_group_whose_last_present_member_unsubscribes_waits_for_the_absent_one
 
 
 @pytest.mark.req("S1.22")
-def test_what_came_back_to_a_group_waits_quietly_while_all_windows_are_full():
-    simulated = SimulatedBroker(tail_bytes=1)
+def test_what_came_back_to_a_group_waits_quietly_while_all_windows_are_full(forgetful):
+    simulated = forgetful
     leaver, stayer = (share(simulated, name, receive_maximum=1) for name in ("leaver", "stayer"))
     publish(simulated, (b"1", 1), (b"2", 1), (b"3", 1))
     first, (second,) = payloads(leaver), stayer.only(Publish)
@@ -293,8 +303,8 @@ def test_what_came_back_to_a_group_waits_quietly_while_all_windows_are_full():
 
 @pytest.mark.attack("C15")
 @pytest.mark.parametrize("leaving", ["unsubscribes", "drops"])
-def test_a_group_that_nobody_attends_holds_no_messages_in_memory(leaving):
-    simulated = SimulatedBroker(tail_bytes=1)
+def test_a_group_that_nobody_attends_holds_no_messages_in_memory(forgetful, leaving):
+    simulated = forgetful
     members = [share(simulated, name, receive_maximum=1) for name in ("a", "b")]
     publish(simulated, *((b"%d" % i, 1) for i in range(9)))
     members[0].send(Puback(members[0].only(Publish)[0].packet_id))

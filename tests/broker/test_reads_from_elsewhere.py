@@ -16,13 +16,14 @@ from tidegate.wire import FilterRequest, Puback, Publish, Subscribe, Unsubscribe
 
 KEPT: dict[str, Any] = {"clean": False, "session_expiry": 1000}
 COUNT = 10
+TOPIC, OTHER = b"t", b"w"  # of the same partition, if there are three
 
 
 class Elsewhere(SimulatedLog):
     """`change` may alter what a read finds."""
 
-    def __init__(self) -> None:
-        super().__init__(late=False)
+    def __init__(self, partitions: int) -> None:
+        super().__init__(late=False, partitions=partitions)
         self.change: Callable[[int, Read], Read] = lambda position, read: read
 
     def read(
@@ -31,19 +32,19 @@ class Elsewhere(SimulatedLog):
         super().read(position, end, bytes_max, wanted, lambda read: done(self.change(position, read)))
 
 
-def in_flight(qos: int) -> tuple[SimulatedBroker, Elsewhere, list[Publish]]:
+def in_flight(partitions: int) -> tuple[SimulatedBroker, Elsewhere, list[Publish]]:
     """A client that has been sent messages of one run, and went away without a word."""
-    log = Elsewhere()
+    log = Elsewhere(partitions)
     simulated = SimulatedBroker(log, tail_bytes=1)
     client = simulated.client("s", 5, **KEPT)
-    client.send(Subscribe(1, (FilterRequest(b"t", qos),)))
+    client.send(Subscribe(1, (FilterRequest(TOPIC, 1),)))
     simulated.rest()
     client.received()
     publisher = simulated.client("publisher")
-    packets = [Publish(b"t", b"%d" % i, 1, packet_id=i + 1) for i in range(COUNT)]
+    packets = [Publish(TOPIC, b"%d" % i, 1, packet_id=i + 1) for i in range(COUNT)]
     publisher.send_bytes(b"".join(encode(packet, 4) for packet in packets))
     simulated.rest()
-    publisher.send(Publish(b"other", b"", 1, packet_id=99))  # so that they are not in memory any more
+    publisher.send(Publish(OTHER, b"", 1, packet_id=99))  # so that they are not in memory any more
     simulated.rest()
     sent = client.only(Publish)
     assert len(sent) == COUNT
@@ -67,8 +68,8 @@ def pieces(run: Run, size: int) -> list[Run]:
 
 @pytest.mark.req("S1.22")
 @pytest.mark.parametrize("size", [1, 3, 9])
-def test_a_run_that_comes_in_pieces_is_sent_again_as_a_whole(size):
-    simulated, log, sent = in_flight(1)
+def test_a_run_that_comes_in_pieces_is_sent_again_as_a_whole(partitions, size):
+    simulated, log, sent = in_flight(partitions)
     log.change = lambda position, read: read._replace(runs=[p for run in read.runs for p in pieces(run, size)])
     client = back(simulated)
     simulated.rest()
@@ -80,8 +81,8 @@ def test_a_run_that_comes_in_pieces_is_sent_again_as_a_whole(size):
 
 
 @pytest.mark.req("S1.22", "S3.14")
-def test_only_what_is_gone_is_given_up():
-    simulated, log, _ = in_flight(1)
+def test_only_what_is_gone_is_given_up(partitions):
+    simulated, log, _ = in_flight(partitions)
 
     def with_a_hole(position: int, read: Read) -> Read:
         left = [p for run in read.runs for p in pieces(run, 1) if p.payloads[0] not in (b"3", b"4")]
@@ -95,8 +96,8 @@ def test_only_what_is_gone_is_given_up():
 
 
 @pytest.mark.req("S1.22")
-def test_what_cannot_be_read_for_the_moment_is_asked_for_again():
-    simulated, log, sent = in_flight(1)
+def test_what_cannot_be_read_for_the_moment_is_asked_for_again(partitions):
+    simulated, log, sent = in_flight(partitions)
     refusals = iter([True, True, True])
     log.change = lambda position, read: Read([], position, 0) if next(refusals, False) else read
     client = back(simulated)
@@ -115,27 +116,34 @@ class Searching(Elsewhere):
     """Knows a time's place only when the test says so."""
 
     def positions_at_time(self, time_ms: int, found: Callable[[list[int]], None]) -> tuple[list[int], bool]:
-        self.found = lambda position: found([position])
-        return [0], False
+        def tell(offset: int) -> None:
+            """In the partition of the messages; others have none."""
+            places = list(self.ends)
+            home = sum(TOPIC) % self.partitions
+            places[home] = self.floors[home] + offset
+            found(places)
+
+        self.found = tell
+        return list(self.floors), False
 
 
-def replaying(filter: bytes = b"$replay/2020-01-01T00:00:00Z/t") -> tuple[SimulatedBroker, Searching, SimulatedClient]:
-    log = Searching()
+def replaying(partitions: int) -> tuple[SimulatedBroker, Searching, SimulatedClient]:
+    log = Searching(partitions)
     simulated = SimulatedBroker(log, tail_bytes=1)
     publisher = simulated.client("publisher")
-    publisher.send_bytes(b"".join(encode(Publish(b"t", b"%d" % i, 1, packet_id=i + 1), 4) for i in range(COUNT)))
+    publisher.send_bytes(b"".join(encode(Publish(TOPIC, b"%d" % i, 1, packet_id=i + 1), 4) for i in range(COUNT)))
     simulated.rest()
-    publisher.send(Publish(b"other", b"", 1, packet_id=99))
+    publisher.send(Publish(OTHER, b"", 1, packet_id=99))
     simulated.rest()
     client = simulated.client("s", 5, **KEPT)
-    client.send(Subscribe(1, (FilterRequest(filter, 1),)))
+    client.send(Subscribe(1, (FilterRequest(b"$replay/2020-01-01T00:00:00Z/t", 1),)))
     simulated.rest()
     return simulated, log, client
 
 
 @pytest.mark.req("S3.12")
-def test_a_replay_waits_until_its_place_is_found():
-    simulated, log, client = replaying()
+def test_a_replay_waits_until_its_place_is_found(partitions):
+    simulated, log, client = replaying(partitions)
     assert not client.only(Publish)
     log.found(7)
     simulated.rest()
@@ -143,8 +151,8 @@ def test_a_replay_waits_until_its_place_is_found():
 
 
 @pytest.mark.req("S3.12")
-def test_a_place_that_is_found_after_a_reconnection_still_counts():
-    simulated, log, client = replaying()
+def test_a_place_that_is_found_after_a_reconnection_still_counts(partitions):
+    simulated, log, client = replaying(partitions)
     client.drop()
     again = back(simulated)
     simulated.rest()
@@ -155,8 +163,8 @@ def test_a_place_that_is_found_after_a_reconnection_still_counts():
 
 
 @pytest.mark.req("S3.12")
-def test_a_place_that_is_found_after_unsubscribing_does_nothing():
-    simulated, log, client = replaying()
+def test_a_place_that_is_found_after_unsubscribing_does_nothing(partitions):
+    simulated, log, client = replaying(partitions)
     client.send(Unsubscribe(2, (b"$replay/2020-01-01T00:00:00Z/t",)))
     simulated.rest()
     log.found(7)
@@ -166,8 +174,8 @@ def test_a_place_that_is_found_after_unsubscribing_does_nothing():
 
 
 @pytest.mark.req("S3.12")
-def test_after_a_crash_before_its_place_was_found_a_replay_brings_rather_more_than_less():
-    simulated, _, _ = replaying()
+def test_after_a_crash_before_its_place_was_found_a_replay_brings_rather_more_than_less(partitions):
+    simulated, _, _ = replaying(partitions)
     simulated.crash()
     again = simulated.client("s", 5, **KEPT)
     assert [m.payload for m in again.only(Publish)] == [b"%d" % i for i in range(COUNT)]

@@ -14,6 +14,7 @@ from simulated import Answerer, SimulatedBroker, SimulatedClient, SimulatedLog
 from tidegate.broker import state
 from tidegate.broker.core import Broker
 from tidegate.delivery.group import Group
+from tidegate.limits import PARTITION_SHIFT
 from tidegate.session import changes
 from tidegate.session.reader import Reader
 from tidegate.wire import Disconnect, FilterRequest, Properties, Publish, Pubrel, Subscribe, Unsubscribe, Will
@@ -36,13 +37,15 @@ ACTIONS = st.one_of(
     st.tuples(st.just("acknowledge"), clients, st.lists(st.integers(0, 3), min_size=1, max_size=3)),
     st.tuples(st.sampled_from(["tick", "rest", "rest", "time", "time"])),
 )
+ANNOUNCE = st.tuples(st.just("announce"), st.integers(0, 2))
 
 
 class Scene:
     """Clients that do as they are told, beside a broker."""
 
-    def __init__(self, late: bool) -> None:
-        self.simulated = SimulatedBroker(SimulatedLog(late=late), inflight_max=5, ack_timeout_s=86400)
+    def __init__(self, late: bool, partitions: int = 1) -> None:
+        log = SimulatedLog(late=late, partitions=partitions)
+        self.simulated = SimulatedBroker(log, inflight_max=5, ack_timeout_s=86400)
         self.answerers: dict[str, Answerer] = {}
         for name in CLIENTS[:3]:
             self.connect(name)
@@ -54,6 +57,10 @@ class Scene:
             getattr(self.simulated, kind)()
         elif kind == "time":
             self.simulated.pass_time(0.1)
+        elif kind == "announce":
+            log, (partition,) = self.simulated.log, arguments
+            if partition < log.partitions and log._unannounced[partition]:
+                log.announce(partition)
         elif kind == "connect" or arguments[0] in self.answerers:
             getattr(self, kind)(*arguments)
         for answerer in self.answerers.values():
@@ -163,9 +170,15 @@ def same_after_a_start(scene: Scene, *, with_snapshot: bool) -> None:
     begun = begun_with_qos_2(log)
     was = readers(before)
     for number, reader in readers(after).items():
-        (position,), (was_at,) = after.delivery.positions(reader), before.delivery.positions(was[number])
-        assert position <= was_at, "a position has run ahead"
-        repeated = {at for at in begun.get(number, ()) if at >= reader.cursors[0] and at not in (reader.skip or ())}
+        for position, was_at in zip(
+            after.delivery.positions(reader), before.delivery.positions(was[number]), strict=True
+        ):
+            assert position <= was_at, "a position has run ahead"
+        repeated = {
+            at
+            for at in begun.get(number, ())
+            if at >= reader.cursors[at >> PARTITION_SHIFT] and at not in (reader.skip or ())
+        }
         assert not repeated, f"reader {number} would get {repeated} again with QoS 2"
     assert next(after.numbers) > max(was, default=0)
 
@@ -178,9 +191,9 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.req("S0.3", "S0.4", "S4.1")
 @examples(120)
-@given(st.lists(ACTIONS, max_size=40), st.booleans())
-def test_the_log_gives_the_state_back(actions, late):
-    scene = Scene(late)
+@given(st.lists(ACTIONS | ANNOUNCE, max_size=40), st.booleans())
+def test_the_log_gives_the_state_back(partitions, actions, late):
+    scene = Scene(late, partitions)
     for action in actions:
         scene.act(action)
     scene.written_down()
@@ -189,9 +202,9 @@ def test_the_log_gives_the_state_back(actions, late):
 
 @pytest.mark.req("S0.3", "S0.4", "S4.1")
 @examples(200)
-@given(st.lists(ACTIONS, max_size=30), st.lists(ACTIONS, max_size=40), st.booleans())
-def test_a_snapshot_taken_amid_changes_and_the_log_after_it_give_the_state_back(earlier, during, late):
-    scene = Scene(late)
+@given(st.lists(ACTIONS | ANNOUNCE, max_size=30), st.lists(ACTIONS | ANNOUNCE, max_size=40), st.booleans())
+def test_a_snapshot_taken_amid_changes_and_the_log_after_it_give_the_state_back(partitions, earlier, during, late):
+    scene = Scene(late, partitions)
     for action in earlier:
         scene.act(action)
     scene.simulated.snapshot()
@@ -205,9 +218,9 @@ def test_a_snapshot_taken_amid_changes_and_the_log_after_it_give_the_state_back(
 
 
 @pytest.mark.attack("C2")
-def test_a_snapshot_knows_nothing_that_the_log_does_not_hold_yet():
+def test_a_snapshot_knows_nothing_that_the_log_does_not_hold_yet(partitions):
     """A QoS 2 message that was taken and not yet stored must not be known as taken after a crash."""
-    simulated = SimulatedBroker(SimulatedLog(late=True))
+    simulated = SimulatedBroker(SimulatedLog(partitions=partitions))
     publisher = simulated.client("p", clean=False)
     simulated.snapshot()
     simulated.rest()
