@@ -241,6 +241,40 @@ def test_a_replay_goes_through_every_partition_and_then_stays_live(simulated):
         assert [p for p in got if p.startswith(topic)] == [p for p in expected if p.startswith(topic)]
 
 
+def test_a_replay_from_a_position_begins_there_and_at_the_end_of_the_other_partitions(simulated):
+    publisher, sub = simulated.client("p", 5), simulated.client("s", 5)
+    publish(publisher, *((topic, b"%s %d" % (topic, n)) for n in range(4) for topic in (A, B, C)))
+    simulated.rest()
+    places = {run.payloads[i]: position for position, run, i in simulated.log.messages()}
+    publish(publisher, (A, A + b" 4"), (B, B + b" 4"), (C, C + b" 4"))
+    simulated.tick()
+    simulated.log.announce(home(C))
+    sub.received()
+    sub.send(Subscribe(1, (FilterRequest(b"$replay/%d/#" % places[B + b" 2"], 1),)))
+    simulated.rest()
+    got = payloads(sub)
+    assert sorted(got) == sorted([B + b" 2", B + b" 3", B + b" 4", A + b" 4"])
+    assert [payload for payload in got if payload.startswith(B)] == [B + b" 2", B + b" 3", B + b" 4"]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_replay_from_a_time_begins_then_in_every_partition(simulated, crash):
+    publisher, sub = simulated.client("p", 5), returned(simulated)
+    for n, topics in enumerate([(A, B, C), (A, C), (C, B), (A, B)]):
+        simulated.pass_time(10)
+        publish(publisher, *((topic, b"%s %d" % (topic, n)) for topic in topics))
+        simulated.rest()
+    sub.send(Subscribe(1, (FilterRequest(b"$replay/@1030/#", 1),)))  # when the third pair came
+    expected = sorted([C + b" 2", B + b" 2", A + b" 3", B + b" 3"])
+    simulated.rest()
+    assert sorted(payloads(sub)) == expected
+    sub.drop()
+    if crash:
+        simulated.rest()
+        simulated.crash()
+    assert sorted(payloads(returned(simulated))) == expected
+
+
 @pytest.mark.parametrize("announced", [False, True])
 @pytest.mark.parametrize("topic", [A, B, C])
 def test_a_retained_message_reaches_who_subscribes_meanwhile_once(simulated, topic, announced):

@@ -18,6 +18,16 @@ What is open, here and nowhere else:
 - reason strings, and saying in a CONNACK what holds by default;
 - topic aliases towards clients, within what they allow;
 - `tidegate-time` and `tidegate-position` on what a replay gets as it happens.
+
+On a log with partitions nothing more is open. Messages of one topic are of one partition, so what has an order keeps
+it; and a message is published when its partition announces it, which the driver tells (`announced`) and the reference
+waits for: what a subscription covers, what is retained, who was there for QoS 0 and where a replay begins to be live
+are then as exact as with one. What the publisher is told does not wait for that: whether there are subscribers is
+known when the message comes, and an answer when all of it is stored. Of one publisher and topic, messages must be
+announced as they came.
+
+What is not compared there: refusals and crashes, of which the reference knows nothing (`tests/contract` has them), and
+replays that begin at a position or a time, which are scenes in `tests/contract/test_broker_on_partitions.py`.
 """
 
 from __future__ import annotations
@@ -100,9 +110,13 @@ class Agreement:
         self.sut.store()
         self.look()
 
-    def settle(self) -> None:
-        self.sut.settle()
+    def announce(self, partition: int) -> None:
+        self.sut.announce(partition)
         self.look()
+
+    def settle(self) -> None:
+        for _ in self.sut.settle():
+            self.look()
         for client in self.clients:
             self._nothing_is_missing(client)
         for group in self.reference.groups.values():
@@ -119,6 +133,8 @@ class Agreement:
     def look(self, fed: Client | None = None) -> None:
         """What the broker has written since the last look must be what it may write. `fed` has just been: what others
         had to wait with comes after that."""
+        for told in self.sut.announced():  # before anything that was read since, for that is when it happens
+            self.reference.announced(told.publisher, told.topic, told.payload)
         for client in sorted(self.clients, key=lambda client: client is not fed):
             read = len(client.fed) - self.sut.unread(client.at_broker)
             if read > client.read:

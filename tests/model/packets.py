@@ -124,7 +124,7 @@ class Break:
 
 @dataclass(frozen=True)
 class Around:
-    """tick, store, settle, or seconds that pass."""
+    """tick, store, settle, announce and the partition, or seconds that pass."""
 
     what: str
     seconds: float = 0.0
@@ -142,6 +142,8 @@ class Script:
     tail_bytes: int = 64 << 20
     receive_maximum: int = 8192
     packet_bytes_max: int = 4 << 20
+    partitions: int = 1
+    prompt: bool = True  # announced within the call
 
 
 happenings = st.sampled_from(["", "", "tick", "tick", "tick store", "store"])
@@ -151,6 +153,24 @@ cuts = st.builds(
     st.lists(happenings, min_size=1, max_size=3).map(tuple),
     st.sampled_from([False, False, True]),
 )
+
+
+@st.composite
+def on_partitions(draw: st.DrawFn, scripts: st.SearchStrategy[Script], count: int = 3, *, prompt: bool) -> Script:
+    """The same on a log with several partitions, which are announced within the call, or now and then: where a step
+    ends, where its bytes are cut, and whenever the log stores."""
+    script = replace(draw(scripts), partitions=count, prompt=prompt)
+    if prompt:
+        return script
+    some = [f"announce{partition}" for partition in range(count)]
+    announcements = st.sampled_from(["", "", *some, *(f"tick {one}" for one in some), "tick announce1 announce0 store"])
+    steps: list[Step] = []
+    for step in script.steps:
+        if isinstance(step, Come | Send | Acknowledge) and step.cuts.at:
+            between = tuple(f"{what} {draw(announcements)}" for what in step.cuts.between)
+            step = replace(step, cuts=replace(step.cuts, between=between))
+        steps += (step, *map(Around, draw(announcements).split()))
+    return replace(script, steps=tuple(steps))
 
 
 # ── publishes ──

@@ -29,8 +29,10 @@ class Play:
             receive_maximum=script.receive_maximum,
             packet_bytes_max=script.packet_bytes_max,
             topic_levels_max=LEVELS_MAX,
+            partitions=script.partitions,
+            prompt=script.prompt,
         )
-        self.agreement = Agreement(sut, Reference(settings, forgiven))
+        self.agreement = Agreement(sut, Reference(settings, forgiven, prompt=sut.prompt))
         self.clients: dict[int, Client] = {}
         self.kept: dict[int, bytes] = {}  # bytes that come with the client's next step
         self.all: list[Client] = []
@@ -51,7 +53,7 @@ class Play:
                 case Around("advance"):
                     self.agreement.advance(step.seconds)
                 case Around():
-                    getattr(self.agreement, step.what)()
+                    self._happen(step.what)
         self._finish()
         return self.all
 
@@ -73,7 +75,13 @@ class Play:
                 return
             self.agreement.feed(client, data[start:end])
             for what in cuts.between[number % len(cuts.between)].split():
-                getattr(self.agreement, what)()
+                self._happen(what)
+
+    def _happen(self, what: str) -> None:
+        if what.startswith("announce"):
+            self.agreement.announce(int(what.removeprefix("announce")))
+        else:
+            getattr(self.agreement, what)()
 
     def _acknowledgements(self, step: Acknowledge) -> bytes:
         owed = self.clients[step.actor].to_acknowledge

@@ -73,7 +73,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Message:
-    number: int  # in the order in which messages were accepted
+    number: int  # in the order in which messages were published
     publisher: bytes
     topic: bytes
     payload: bytes
@@ -277,10 +277,15 @@ def first_packet(buffer: bytes, limit: int) -> tuple[int, bytes, int] | None:
 
 
 class Reference:
-    def __init__(self, settings: Settings | None = None, forgiven: frozenset[str] = frozenset()) -> None:
-        """`forgiven` names what the broker under test is known to do wrong (`forgiveness`)."""
+    def __init__(
+        self, settings: Settings | None = None, forgiven: frozenset[str] = frozenset(), *, prompt: bool = True
+    ) -> None:
+        """`forgiven` names what the broker under test is known to do wrong (`forgiveness`). Unless it is `prompt`, a
+        message that is taken is published when that is `announced`."""
         self.settings = settings or Settings()
         self.forgiven = forgiven
+        self.prompt = prompt
+        self.unannounced: list[Message] = []
         self.now_s = 0.0
         self.log: list[Message] = []
         self.retained: dict[bytes, Message] = {}
@@ -594,16 +599,29 @@ class Reference:
     ) -> bool:
         """A message is taken. Returns whether anybody has subscribed to it."""
         passed_on = Properties(**{name: getattr(properties, name) for name in PASSED_ON})
-        message = Message(
-            len(self.log), publisher, topic, payload, qos, retain, passed_on, expiry_s, self.now_s
-        )
+        message = Message(-1, publisher, topic, payload, qos, retain, passed_on, expiry_s, self.now_s)
+        filters = [s.pattern for session in self.sessions.values() for s in session.subscriptions.values()]
+        if self.prompt:
+            self._distribute(message)
+        else:
+            self.unannounced.append(message)
+        return any(matches(pattern, topic) for pattern in filters)
+
+    def announced(self, publisher: bytes, topic: bytes, payload: bytes) -> None:
+        """Of one publisher and topic, what was taken first is announced first."""
+        found = [message for message in self.unannounced if (message.publisher, message.topic) == (publisher, topic)]
+        assert found and found[0].payload == payload, f"announced: {payload!r}, expected one of {found[:1]}"
+        self.unannounced = [message for message in self.unannounced if message is not found[0]]
+        self._distribute(found[0])
+
+    def _distribute(self, message: Message) -> None:
+        topic, qos = message.topic, message.qos
+        message = replace(message, number=len(self.log))
         self.log.append(message)
-        if retain:
+        if message.retain:
             self._retain(message)
-        wanted = False
         for session in self.sessions.values():
             found = [s for s in session.subscriptions.values() if matches(s.pattern, topic)]
-            wanted = wanted or bool(found)
             plain = [s for s in found if s.kind == "plain"]
             form = self._form(session, plain, message)
             if form is not None and (form.qos or session.link is not None):
@@ -618,7 +636,6 @@ class Reference:
             if matches(group.stream[2], topic) and (qos or self._attended(group)):
                 certain = self._attended(group) or self._waits(group)
                 group.owed.append(Owed(message, [], group.stream, certain=certain))
-        return wanted
 
     def _retain(self, message: Message) -> None:
         if message.payload:

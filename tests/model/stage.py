@@ -23,8 +23,17 @@ from tidegate.wire import (
 
 
 class Stage:
-    def __init__(self, *, late: bool = True, forgiven: frozenset[str] = frozenset(), **mqtt: Any) -> None:
-        self.agreement = Agreement(Simulated(late=late, **mqtt), Reference(Settings(**mqtt), forgiven))
+    def __init__(
+        self,
+        *,
+        late: bool = True,
+        partitions: int = 1,
+        prompt: bool = True,
+        forgiven: frozenset[str] = frozenset(),
+        **mqtt: Any,
+    ) -> None:
+        sut = Simulated(late=late, partitions=partitions, prompt=prompt, **mqtt)
+        self.agreement = Agreement(sut, Reference(Settings(**mqtt), forgiven, prompt=sut.prompt))
 
     def connect(
         self, name: str, version: int = 5, *, clean: bool = True, will: Will | None = None, **properties: Any
@@ -42,6 +51,11 @@ class Stage:
     def say(self, client: Client, *packets: Packet) -> None:
         """In one piece."""
         self.agreement.feed(client, b"".join(encode(packet, client.link.version) for packet in packets))
+
+    def published(self) -> None:
+        """What was sent has been announced: at once, but for a log that takes its time."""
+        if not self.agreement.sut.prompt:
+            self.agreement.settle()
 
     def acknowledge(self, *clients: Client) -> None:
         """All that they owe, till nothing moves any more."""

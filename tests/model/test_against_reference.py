@@ -15,7 +15,7 @@ from agreement import REPLAYED, Client
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import examples
-from packets import Acknowledge, Around, Come, Cuts, Script, Send, Step, cuts, scripts
+from packets import Acknowledge, Around, Come, Cuts, Script, Send, Step, cuts, on_partitions, scripts
 from play import Play
 
 from tidegate.wire import Connack, Disconnect, Publish
@@ -26,6 +26,18 @@ pytestmark = pytest.mark.timeout(7200)  # for the long search, and for the short
 @examples(400)
 @given(scripts())
 def test_the_broker_does_what_the_reference_does(script):
+    Play(script).run()
+
+
+@examples(120)
+@given(on_partitions(scripts(), prompt=True))
+def test_the_broker_on_three_partitions_does_what_the_reference_does(script):
+    Play(script).run()
+
+
+@examples(250)
+@given(on_partitions(scripts(), prompt=False))
+def test_the_broker_on_three_partitions_that_announce_late_does_what_the_reference_does(script):
     Play(script).run()
 
 
