@@ -128,6 +128,19 @@ def test_a_will_is_sent_unless_the_client_says_goodbye(stage, goes, version):
     assert payloads(reader) == ([] if silent else [b"bye"])
 
 
+@pytest.mark.parametrize(("qos", "gets"), [(0, []), (1, [b"bye"])])
+def test_what_is_qos_0_without_the_no_local_filter_is_not_owed_to_who_was_away(stage, qos, gets):
+    """A client's own will comes by `#` alone, with its QoS, if the client does not want its own by the other filter."""
+    client = stage.connect("c", will=Will(b"t", b"bye", 1), session_expiry=100)
+    stage.subscribe(client, b"#", qos)
+    stage.subscribe(client, b"t", 2, no_local=True)
+    stage.agreement.lost(client)
+    stage.agreement.settle()
+    again = stage.connect("c", clean=False, session_expiry=100)
+    stage.acknowledge(again)
+    assert payloads(again) == gets
+
+
 @pytest.mark.parametrize("returns_after", [1.5, 4.5])
 def test_a_delayed_will_waits_for_its_client(stage, returns_after):
     reader = stage.connect("r")

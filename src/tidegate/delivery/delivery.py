@@ -356,9 +356,16 @@ class Delivery:
             if target is None:
                 row = stop
                 continue
-            if positions[row] < live_from and not min(flag & QOS_MASK, target.qos):
-                row = min(stop, max(row + 1, row_from(positions, live_from)))
-                continue
+            if positions[row] < live_from:
+                qos = target.qos
+                if target.no_local:
+                    stop = row + 1  # whose it is decides
+                    if rows.publishers[row] == session.client_id:  # type: ignore[union-attr]
+                        narrowed = target.without_own()
+                        qos = narrowed.qos if narrowed is not None else 0
+                if not min(flag & QOS_MASK, qos):
+                    row = min(stop, max(row + 1, row_from(positions, live_from)))
+                    continue
             if group is not None:
                 reached = group.deal(rows, row, stop)
             else:
