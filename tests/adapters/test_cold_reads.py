@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from lake_tools import TestLake, flip_bytes, rows_table
 from tidegate.adapters.embedded import lake as lake_module
 from tidegate.adapters.embedded.lake import Lake
+from tidegate.log import unreadable
 from tidegate.log.index import Wanted
 from tidegate.log.run import NO_EXPIRY, Run
 from tidegate.router import has_wildcard, literal_prefix, matches
@@ -182,9 +183,9 @@ def test_two_readers_of_one_file_share_what_was_decoded(reading, monkeypatch):
     found = reading(plain(500), rows_per_file=500)
     decoded: list[Path] = []
 
-    def counting(path: Path, groups: tuple[int, ...] | None) -> lake_module.Block:
+    def counting(path: Path, *rest: Any) -> lake_module.Block:
         decoded.append(path)
-        return decode(path, groups)
+        return decode(path, *rest)
 
     decode = lake_module.decode
     monkeypatch.setattr(lake_module, "decode", counting)
@@ -352,11 +353,11 @@ def test_a_reader_that_begins_behind_a_lost_file_has_lost_nothing(reading):
     assert found.damaged == 0
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.ENOMEM])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.ENOMEM, errno.EIO])
 def test_what_may_be_different_next_time_is_not_counted_as_lost(reading, monkeypatch, number):
     found = reading(plain(100))
 
-    def fail(path: Path, groups: object) -> None:
+    def fail(path: Path, *_: object) -> None:
         raise OSError(number, "for the moment")
 
     with monkeypatch.context() as patched:
@@ -365,6 +366,26 @@ def test_what_may_be_different_next_time_is_not_counted_as_lost(reading, monkeyp
             found.all()
     assert found.told == []
     assert positions(found.all()) == list(range(100))
+
+
+def test_what_the_device_cannot_read_for_minutes_is_lost(reading, monkeypatch):
+    """One of three files: first it is asked for again, and in the end it is stepped over."""
+    found = reading(plain(300), rows_per_file=100)
+    bad = found.made.files()[1]
+    decode = lake_module.decode
+
+    def fail(path: Path, *rest: Any) -> lake_module.Block:
+        if path == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return decode(path, *rest)
+
+    monkeypatch.setattr(lake_module, "decode", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        found.all()
+    monkeypatch.setattr(unreadable, "LOST_AFTER_S", 0.0)
+    assert len(positions(found.all())) == 200
+    assert found.damaged == 100
+    assert [event for event, _ in found.told] == ["lake.damaged"]
 
 
 # ── times ──

@@ -152,3 +152,48 @@ def test_a_replay_whose_read_fails_for_a_while_goes_on(start_faulty, error):
     assert not missing, f"{missing} of {len(payloads)} messages never came"
     assert got == payloads
     nothing_lost(broker)
+
+
+@pytest.mark.parametrize("error", ["EMFILE", "ENOMEM", "EACCES", "EIO"])
+def test_a_read_that_fails_for_seconds_costs_time_and_no_messages(start_faulty, error):
+    """However long the machine is short of something, the files are as they were: the reader goes on when it has
+    passed. Until then an event says what cannot be read, once and not with every try."""
+    broker: FaultyBroker = start_faulty("os", **SMALL)
+    payloads = backlog(broker, "a/#")
+    broker.fault("fail-read", f"{error} 1000000")
+    session = attach_kept(broker, "session")
+    with pytest.raises(TimeoutError):
+        session.message(5)
+    broker.mend("fail-read")
+    got: list[bytes] = []
+    try:
+        while len(got) < len(payloads):
+            got.append(session.message(10).payload)
+    except (TimeoutError, Closed):
+        pass
+    missing = len(set(payloads) - set(got))
+    assert not missing, f"{missing} of {len(payloads)} messages never came"
+    assert got == payloads
+    nothing_lost(broker)
+    assert broker.log().count("log.unreadable") == 1 and "0001.log" in broker.log(), broker.log()
+    assert broker.log().count("log.readable") == 1
+
+
+def test_a_time_that_cannot_be_looked_up_for_the_moment_is_looked_up_later(start_faulty):
+    """Nor does it end anything when the log's index cannot be opened for a `$replay` from a time."""
+    broker: FaultyBroker = start_faulty("os", **SMALL)
+    payloads = backlog(broker, "other")
+    broker.stop()
+    for index in (broker.data / "log").glob("*.index"):
+        index.write_bytes(b"")  # it is made anew from its segment, when somebody asks
+    broker.start()
+    for index in (broker.data / "log").glob("*.index"):
+        index.unlink()
+    broker.fault("fail-read", "EMFILE 1000000")
+    reader = attach(broker, "reader", 5)
+    reader.subscribe("$replay/2020-01-01T00:00:00Z/a/#", qos=1)
+    with pytest.raises(TimeoutError):
+        reader.message(2)
+    broker.mend("fail-read")
+    assert [reader.message().payload for _ in payloads] == payloads
+    nothing_lost(broker)

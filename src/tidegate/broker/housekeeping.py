@@ -177,7 +177,10 @@ class Housekeeping:
     # ── retention ──
 
     def _trim(self) -> Job:
-        yield from self._trim_due()
+        try:
+            yield from self._trim_due()
+        except StorageError as error:
+            self.broker.report("log.untrimmed", {"error": str(error)})  # the next time may go better
         self._trimming = False
 
     def _trim_due(self) -> Job:

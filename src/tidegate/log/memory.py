@@ -55,7 +55,7 @@ class Chunk:
     def fetch(self, offset: int, size: int) -> bytes:
         return bytes(self._bytes[offset : offset + size])
 
-    def fetch_or_nothing(self, offset: int, size: int) -> bytes:
+    def fetch_waiting(self, offset: int, size: int) -> bytes:
         return self.fetch(offset, size)
 
     def add(self, frames: bytes, offset: int, base: int, count: int, topics: Iterable[bytes] | None) -> None:

@@ -55,11 +55,12 @@ class Shelf(Protocol):
     def table(self) -> FrameTable: ...
     def facts(self) -> SegmentFacts: ...
     def fetch(self, offset: int, size: int) -> bytes:
-        """What there is of these bytes. Raises ShelfGone, and OSError for what may pass."""
+        """What there is of these bytes, others for what is lost. Raises ShelfGone, and OSError for what may pass: see
+        `unreadable`."""
         ...
 
-    def fetch_or_nothing(self, offset: int, size: int) -> bytes:
-        """The same for who cannot wait until it passes."""
+    def fetch_waiting(self, offset: int, size: int) -> bytes:
+        """The same for who cannot come back later."""
         ...
 
 
@@ -91,18 +92,13 @@ class ShelvedLog(Generic[_S]):
         shelves = self._shelves
         return shelves[0].facts() if shelves else None
 
-    def read(
-        self, position: int, *, bytes_max: int, wanted: Wanted | None = None, end: int, patient: bool = False
-    ) -> Read:
+    def read(self, position: int, *, bytes_max: int, wanted: Wanted | None = None, end: int) -> Read:
         """Runs with positions in `position` … `end`-1; see `Read`. Begins at `floor` if that is higher: the caller
-        compares, to tell its reader what it lost. `patient`: OSError is raised for what may pass; else it is damage.
-        """
+        compares, to tell its reader what it lost. Raises OSError for what may pass: nothing of it is lost."""
         end = min(end, self.end)
         while True:
             try:
-                return read(
-                    self._shelves, position, bytes_max=bytes_max, wanted=wanted, end=end, patient=patient
-                )
+                return read(self._shelves, position, bytes_max=bytes_max, wanted=wanted, end=end)
             except ShelfGone:
                 continue
 
@@ -119,7 +115,7 @@ class ShelvedLog(Generic[_S]):
             bases = table.changes_bases
             for i in range(bisect_left(bases, position), len(bases)):
                 offset, size = table.changes_offsets[i], table.changes_sizes[i]
-                chunk = shelf.fetch_or_nothing(offset, size)
+                chunk = shelf.fetch_waiting(offset, size)
                 header = parse_header(chunk)
                 if header is None or header.writer != shelf.writer or not check_body(chunk, 0, header):
                     lost = Damage(shelf.name, offset, size, bases[i], bases[i] - 1, "changes are damaged")
@@ -128,7 +124,8 @@ class ShelvedLog(Generic[_S]):
                 yield decode_changes(chunk)
 
     def position_at_time(self, time_ms: int) -> int:
-        """The first position with a time not before `time_ms`; `end` if there is none."""
+        """The first position with a time not before `time_ms`; `end` if there is none. Raises OSError for what may
+        pass."""
         for shelf in self._shelves:
             if shelf.last_time_ms >= time_ms:
                 try:
@@ -144,15 +141,17 @@ class ShelvedLog(Generic[_S]):
         return [shelf.facts() for shelf in self._shelves]
 
     def topics(self, segment: SegmentFacts) -> Iterator[bytes]:
-        """The topics that have messages in a segment; none if it is gone."""
+        """The topics that have messages in a segment; none if it is gone. Raises OSError for what may pass."""
         for shelf in self._shelves:
             if shelf.sequence == segment.sequence:
-                yield from shelf.table().prefix_topics(b"")
+                try:
+                    table = shelf.table()
+                except ShelfGone:
+                    return
+                yield from table.prefix_topics(b"")
 
 
-def read(
-    shelves: Sequence[Shelf], position: int, *, bytes_max: int, wanted: Wanted | None, end: int, patient: bool = False
-) -> Read:
+def read(shelves: Sequence[Shelf], position: int, *, bytes_max: int, wanted: Wanted | None, end: int) -> Read:
     """Runs with positions in `position` … `end`-1, in order, until about `bytes_max` of frames."""
     runs: list[Run] = []
     damaged = 0
@@ -168,7 +167,7 @@ def read(
             if looked and shelves[looked - 1].sequence + 1 != shelf.sequence:
                 damaged += (shelf.base - max(position, shelves[looked - 1].end)) % POSITION_GAP
             position = shelf.base
-        reached, spent, lost = _read_shelf(shelf, position, budget, wanted, end, runs, patient)
+        reached, spent, lost = _read_shelf(shelf, position, budget, wanted, end, runs)
         damaged += lost
         position = reached
         budget -= spent
@@ -180,7 +179,7 @@ def read(
 
 
 def _read_shelf(
-    shelf: Shelf, position: int, budget: int, wanted: Wanted | None, end: int, runs: list[Run], patient: bool
+    shelf: Shelf, position: int, budget: int, wanted: Wanted | None, end: int, runs: list[Run]
 ) -> tuple[int, int, int]:
     """Append what is wanted to `runs`; returns the position reached, bytes spent, messages lost."""
     upto = min(shelf.end, end)  # before the table: frames added from now on are not for this read
@@ -190,7 +189,7 @@ def _read_shelf(
     lost = spent = 0
     reached = upto
     for offset, size, group in _fetches(table, _candidates(shelf, table, wanted, first, after), budget):
-        chunk = shelf.fetch(offset, size) if patient else shelf.fetch_or_nothing(offset, size)
+        chunk = shelf.fetch(offset, size)
         for i in group:
             at = table.offsets[i] - offset
             header = parse_header(chunk, at)

@@ -25,6 +25,7 @@ that are not are stepped over. The one before is kept until the next is committe
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -49,6 +50,7 @@ from tidegate.log.segment import (
     sequence_of,
     snapshot_position_of,
 )
+from tidegate.log.unreadable import DEVICE_ERRORS
 
 SNAPSHOT_MAGIC = b"TGN1"
 END_MAGIC = b"TGNE"
@@ -133,14 +135,18 @@ class SnapshotWriter:
             except OSError:
                 pass  # what it could not flush is thrown away anyhow
             self._file = None
-            self._temporary.unlink(missing_ok=True)
+            try:
+                self._temporary.unlink(missing_ok=True)
+            except OSError:
+                pass  # the next snapshot removes it
 
 
 def load_snapshot(folder: Path) -> tuple[int, Iterator[list[bytes]], list[Damage]]:
     """The newest readable snapshot: its position, its records frame by frame, and what is damaged.
 
     The report is complete when the iterator is. Without any snapshot the position is 0. If none is
-    readable, what is left of the newest that has a header is better than nothing."""
+    readable, what is left of the newest that has a header is better than nothing. Raises OSError for
+    what may pass."""
     report: list[Damage] = []
     salvage: tuple[int, Iterator[list[bytes]], list[Damage]] | None = None
     positions = snapshot_positions(folder) if folder.is_dir() else []
@@ -148,7 +154,9 @@ def load_snapshot(folder: Path) -> tuple[int, Iterator[list[bytes]], list[Damage
         path = folder / snapshot_name(position)
         try:
             buf = _mapped(path)
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.ENOENT and error.errno not in DEVICE_ERRORS:
+                raise  # it is as it was, and another start may read it
             buf = b""
         writer = _writer_of(buf, position)
         records = _records_of(buf)

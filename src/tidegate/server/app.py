@@ -153,14 +153,21 @@ class Server:
         self._second_s = self._done_s = self.clock.now_s
 
     def _in_memory(self, store: MemoryLog) -> EmbeddedLog:
-        return EmbeddedLog(store, wait_for_disk=False, loop=self.loop, on_failure=self._storage_failed)
+        return EmbeddedLog(
+            store, wait_for_disk=False, loop=self.loop, on_failure=self._storage_failed, report=self.report
+        )
 
     def _tiered(self, store: SegmentedLog) -> TieredLog:
         self.archive = LakeArchive(self.config.data, lambda: store.end, loop=self.loop, report=self.report)
         self.archive.open()
         wait_for_disk = self.config.log.durability == "fsync"
         return TieredLog(
-            store, self.archive, wait_for_disk=wait_for_disk, loop=self.loop, on_failure=self._storage_failed
+            store,
+            self.archive,
+            wait_for_disk=wait_for_disk,
+            loop=self.loop,
+            on_failure=self._storage_failed,
+            report=self.report,
         )
 
     # ── the loop ──

@@ -41,8 +41,10 @@ LEVELS = {
     "log.failed": CRITICAL,
     "log.limited": INFO,
     "log.promise_broken": ERROR,
+    "log.readable": WARNING,  # as severe as log.unreadable
     "log.refused": WARNING,
     "log.trimmed": INFO,
+    "log.unreadable": WARNING,
     "peer.fault": INFO,  # the peer's, not ours
     "publish.refused": INFO,
     "reader.damage": ERROR,

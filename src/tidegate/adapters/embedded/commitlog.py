@@ -2,6 +2,9 @@
 
 Appending is a write(2) on the loop's thread. Everything that can wait for the disk (fdatasync, reads, snapshots,
 deleting) happens on two threads: one syncs, one does the rest, so that a slow read never delays an acknowledgement.
+
+What the disk refuses is told: a read is asked again, until it succeeds or what it is about counts as lost
+(`log/unreadable`).
 """
 
 from __future__ import annotations
@@ -10,13 +13,15 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
+from tidegate.adapters.embedded.asking_again import AskingAgain, Report
 from tidegate.errors import StorageError
 from tidegate.log.files import SegmentedLog
+from tidegate.log.files.disk import storage_error
 from tidegate.log.frame import encode_changes, encode_rows
 from tidegate.log.index import Wanted
 from tidegate.log.memory import MemoryLog
@@ -34,9 +39,6 @@ EARLY_ROWS_MAX = 4
 PACE_S = 0.001
 PACED_SYNCS = 16
 
-# A read that the system refuses for the moment is tried so often before what it is about counts as unreadable.
-READ_TRIES = 5
-
 
 class NoListener:
     def announced(self, partition: int, rows: Rows) -> None:
@@ -49,6 +51,10 @@ class NoListener:
         raise why
 
 
+def unheard(event: str, fields: Mapping[str, object]) -> None:
+    """Nobody listens."""
+
+
 class EmbeddedLog:
     def __init__(
         self,
@@ -57,6 +63,7 @@ class EmbeddedLog:
         wait_for_disk: bool,
         loop: asyncio.AbstractEventLoop,
         on_failure: Callable[[StorageError], None],
+        report: Report = unheard,
     ) -> None:
         self._store = store
         self._folder: Path | None = store.folder if isinstance(store, SegmentedLog) else None
@@ -76,7 +83,7 @@ class EmbeddedLog:
         self._syncing = False
         self._accompanied = 0  # syncs to come that wait for company
         self._sync_requests: SimpleQueue[bool] = SimpleQueue()
-        self._tries: dict[int, int] = {}  # by position: reads that failed for the moment
+        self._asking_again = AskingAgain(report)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tidegate-disk")
         self._syncer = threading.Thread(target=self._sync_forever, name="tidegate-sync", daemon=True)
         self._syncer.start()
@@ -179,33 +186,59 @@ class EmbeddedLog:
     ) -> None:
         def work() -> None:
             try:
-                patient = self._tries.get(position, 0) < READ_TRIES
-                found = self._store.read(position, bytes_max=bytes_max, wanted=wanted, end=end, patient=patient)
-                self._tries.pop(position, None)
-            except OSError:
-                self._tries[position] = self._tries.get(position, 0) + 1
-                found = Read([], position, 0)  # for the moment: it is asked again
+                found = self._store.read(position, bytes_max=bytes_max, wanted=wanted, end=end)
+            except (OSError, MemoryError) as error:
+                self._call(self._later, position, error, done)
             except Exception:
                 # Unreadable is lost for this reader; it goes on behind it and the loss is counted.
-                found = Read([], end, end - position)
-            self._call(done, found)
+                self._call(done, Read([], end, end - position))
+            else:
+                self._call(self._found, position, found, done)
 
         self._worker.submit(work)
 
+    def _found(self, position: int, found: Read, done: Callable[[Read], None]) -> None:
+        self._asking_again.passed(position)
+        done(found)
+
+    def _later(self, position: int, error: OSError | MemoryError, done: Callable[[Read], None]) -> None:
+        pause_s = self._asking_again.failed(position, error)
+        self._loop.call_later(pause_s, done, Read([], position, 0))  # nothing of it is lost: it is asked again
+
     def positions_at_time(self, time_ms: int, found: Callable[[list[int]], None]) -> tuple[list[int], bool]:
-        return [self._store.position_at_time(time_ms)], True
+        floor = self._store.floor
+        asked = -time_ms  # no position
+
+        def look_again() -> None:
+            positions, known = self.positions_at_time(time_ms, found)
+            if known:
+                found(positions)
+
+        try:
+            position = self._store.position_at_time(time_ms)
+        except (OSError, MemoryError) as error:
+            self._loop.call_later(self._asking_again.failed(asked, error), look_again)
+            return [floor], False
+        self._asking_again.passed(asked)
+        return [position], True
 
     # ── state ──
 
     def state(self) -> Iterator[list[bytes]]:
         position = 0
         if self._folder is not None:
-            position, frames, damage = load_snapshot(self._folder)
+            try:
+                position, frames, damage = load_snapshot(self._folder)
+            except OSError as error:
+                raise storage_error(error, f"cannot read the snapshots in {self._folder}") from error
             yield from frames
             self.report += damage
             if damage:
                 position = 0  # what the snapshot lost may still stand in the log; the rest is replayed to the same end
-        yield from self._store.changes_from(position)
+        try:
+            yield from self._store.changes_from(position)
+        except OSError as error:
+            raise storage_error(error, f"cannot read {error.filename}") from error
 
     def snapshot(self) -> Snapshot:
         if self._folder is not None:
@@ -216,7 +249,10 @@ class EmbeddedLog:
     def snapshot_floor(self) -> int:
         if self._folder is None:
             return self.ends[0]  # state in memory is not rebuilt
-        positions = snapshot_positions(self._folder)
+        try:
+            positions = snapshot_positions(self._folder)
+        except OSError:
+            return 0  # nobody knows at the moment: everything may be needed
         return positions[-1] if positions else 0
 
     # ── keeping house ──
@@ -225,7 +261,10 @@ class EmbeddedLog:
         return self._store.segments()
 
     def topics(self, segment: SegmentFacts) -> Iterator[bytes]:
-        return self._store.topics(segment)
+        try:
+            yield from self._store.topics(segment)
+        except OSError as error:
+            raise storage_error(error, f"cannot read {error.filename}") from error
 
     def drop(self, segments: Sequence[SegmentFacts]) -> None:
         self._worker.submit(self._store.drop, segments)

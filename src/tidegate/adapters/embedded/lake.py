@@ -13,9 +13,8 @@ Everything here happens on one thread. pyarrow and deltalake are imported when a
 
 from __future__ import annotations
 
-import errno
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
@@ -26,6 +25,7 @@ from tidegate.limits import LAKE_CACHE_BYTES_MAX
 from tidegate.log.index import Wanted
 from tidegate.log.reading import FOUND_MAX, Read
 from tidegate.log.run import NO_EXPIRY, RETAIN, Run
+from tidegate.log.unreadable import Ailing
 from tidegate.ports.archive import NOTHING
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ class Lake:
         self._report = report
         self._blocks: OrderedDict[tuple[Path, tuple[int, ...] | None], Block] = OrderedDict()
         self._bytes = 0
+        self._ailing: dict[Path, Ailing] = defaultdict(Ailing)
 
     def refresh(self, archived: int) -> None:
         """Read the table's log. Raises StorageError."""
@@ -137,6 +138,8 @@ class Lake:
         paths = {file.path for file in self.listing.files}
         for key in [key for key in self._blocks if key[0] not in paths]:
             self._bytes -= self._blocks.pop(key).bytes
+        for path in self._ailing.keys() - paths:
+            del self._ailing[path]
 
     def _committed(self) -> list[LakeFile]:
         try:
@@ -237,7 +240,7 @@ class Lake:
                 self.refresh(listing.archived)
                 return file.first if file in self.listing.files else self._listed_position(time_ms)
             except Exception as error:
-                if not _is_damage(error):
+                if not _is_damage(error, self._ailing[file.path]):
                     raise
                 return file.first  # nobody knows better; whoever reads from here on steps over it
             newer = rows.filter(pc.greater_equal(_milliseconds(rows["time"]), time_ms))
@@ -265,13 +268,16 @@ class Lake:
             else:
                 self._blocks.move_to_end((file.path, groups))
         except Exception as error:
-            if not _is_damage(error):
+            if not _is_damage(error, self._ailing[file.path]):
+                if first_look and wanted is not None:
+                    wanted.found.pop(file.path, None)  # nothing has been told yet
                 raise
             return None, self._lose(file.path, file.rows, str(error))
         return block, block.lost if first_look else 0
 
     def _decode(self, path: Path, groups: tuple[int, ...] | None) -> Block:
-        block = decode(path, groups)
+        block = decode(path, groups, self._ailing[path])
+        del self._ailing[path]
         if block.lost:
             self._lose(path, block.lost, block.why)
         self._bytes += block.bytes
@@ -314,14 +320,15 @@ def _overlaps(wanted: Wanted, lowest: bytes, highest: bytes) -> bool:
     return any(lowest[: len(prefix)] <= prefix <= highest for prefix in prefixes)
 
 
-def _is_damage(error: Exception) -> bool:
-    """Whether a file's content is at fault, rather than a moment without descriptors or memory."""
+def _is_damage(error: Exception, ailing: Ailing) -> bool:
+    """Whether it is the content of a file that is at fault, or counts as lost; not a moment without descriptors or
+    memory."""
     import pyarrow as pa
 
-    if isinstance(error, pa.ArrowMemoryError):
-        return False
+    if isinstance(error, FileNotFoundError | pa.ArrowMemoryError):
+        return False  # what is missing is looked for
     if isinstance(error, OSError):
-        return error.errno is None or error.errno == errno.EIO  # Arrow's own complaints about content have no number
+        return ailing.is_lost(error)
     return isinstance(error, pa.ArrowException | ValueError | KeyError | TypeError)
 
 
@@ -432,7 +439,7 @@ class Block:
         ]  # fmt: skip
 
 
-def decode(path: Path, groups: tuple[int, ...] | None) -> Block:
+def decode(path: Path, groups: tuple[int, ...] | None, ailing: Ailing) -> Block:
     """Row groups of a file, all for None. Raises OSError and Arrow's exceptions if it is no such file at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -442,7 +449,7 @@ def decode(path: Path, groups: tuple[int, ...] | None) -> Block:
         try:
             return Block(file.read_row_groups(numbers, _COLUMNS, use_threads=False), 0, "")
         except Exception as error:
-            if not _is_damage(error):
+            if not _is_damage(error, ailing):
                 raise
             why = str(error)
         # Some of it is damaged: take the rest.
@@ -452,7 +459,7 @@ def decode(path: Path, groups: tuple[int, ...] | None) -> Block:
             try:
                 tables.append(file.read_row_group(number, _COLUMNS, use_threads=False))
             except Exception as error:
-                if not _is_damage(error):
+                if not _is_damage(error, ailing):
                     raise
                 lost += file.metadata.row_group(number).num_rows
         return Block(pa.concat_tables(tables), lost, why)

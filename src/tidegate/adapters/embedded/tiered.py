@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Callable
 
 from tidegate.adapters.embedded.archive import LakeArchive
-from tidegate.adapters.embedded.commitlog import EmbeddedLog
+from tidegate.adapters.embedded.asking_again import Report
+from tidegate.adapters.embedded.commitlog import EmbeddedLog, unheard
 from tidegate.errors import StorageError
 from tidegate.log.files import SegmentedLog
 from tidegate.log.index import Wanted
@@ -28,8 +29,9 @@ class TieredLog(EmbeddedLog):
         wait_for_disk: bool,
         loop: asyncio.AbstractEventLoop,
         on_failure: Callable[[StorageError], None],
+        report: Report = unheard,
     ) -> None:
-        super().__init__(store, wait_for_disk=wait_for_disk, loop=loop, on_failure=on_failure)
+        super().__init__(store, wait_for_disk=wait_for_disk, loop=loop, on_failure=on_failure, report=report)
         self._archive = archive
 
     @property
@@ -72,7 +74,12 @@ class TieredLog(EmbeddedLog):
             return super().positions_at_time(time_ms, found)
 
         def sought(position: int | None) -> None:
-            found([self._store.position_at_time(time_ms) if position is None else position])
+            if position is not None:
+                found([position])
+                return
+            positions, known = super(TieredLog, self).positions_at_time(time_ms, found)
+            if known:
+                found(positions)
 
         self._archive.seek(time_ms, sought)
         return [earlier], False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from collections import deque
 from pathlib import Path
 
@@ -12,15 +13,20 @@ from tidegate.log.index import FrameTable, IndexBuilder, TopicIndex
 from tidegate.log.reading import ShelfGone
 from tidegate.log.recovery import Examined, examine
 from tidegate.log.segment import SEGMENT_HEADER_BYTES, SegmentFacts, SegmentHeader
+from tidegate.log.unreadable import DEVICE_ERRORS, Ailing
 
 INDICES_MAX = 64
 """Indices of sealed segments that are kept mapped, over all segments of a log."""
+BLOCK_BYTES = 4096
+"""What a device fails to read at least, as a rule."""
+WAIT_S = 1.0
+"""Between two tries of who waits for the device."""
 
 
 class SegmentFile:
     """A segment file. `fd` is open for appending while it is active and not synced since."""
 
-    __slots__ = ("_mapped", "base", "builder", "dropped", "end", "fd", "first_time_ms", "frames", "index",
+    __slots__ = ("_mapped", "ailing", "base", "builder", "dropped", "end", "fd", "first_time_ms", "frames", "index",
                  "last_time_ms", "length", "path", "sealed", "sequence", "writer")  # fmt: skip
 
     def __init__(
@@ -37,6 +43,7 @@ class SegmentFile:
         self.fd = -1
         self.sealed = True
         self.dropped = False
+        self.ailing = Ailing()
 
     @property
     def name(self) -> str:
@@ -59,23 +66,68 @@ class SegmentFile:
         )  # fmt: skip
 
     def fetch(self, offset: int, size: int) -> bytes:
-        """What there is of these bytes. Raises OSError: it may pass."""
+        """What there is of these bytes, zeros for what is lost. Raises ShelfGone, and OSError for what may pass."""
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            found = self._read(offset, size)
         except FileNotFoundError:
             if self.dropped:
                 raise ShelfGone from None
             return b""
+        except OSError as error:
+            if self.ailing.is_lost(error, offset):
+                return self._salvage(offset, size)
+            error.filename = str(self.path)
+            raise
+        self.ailing.was_read(offset)
+        return found
+
+    def _read(self, offset: int, size: int) -> bytes:
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.pread(fd, size, offset)
+            found = os.pread(fd, size, offset)
+            while len(found) < size:  # the file ends here; or the device fails here, which only the next call tells
+                more = os.pread(fd, size - len(found), offset + len(found))
+                if not more:
+                    break
+                found += more
+            return found
         finally:
             os.close(fd)
 
+    def _salvage(self, offset: int, size: int) -> bytes:
+        """What can be read of bytes some of which cannot, with zeros for those: checksums tell what is lost."""
+        found = bytearray()
+        while len(found) < size:
+            at = offset + len(found)
+            most = min(size - len(found), BLOCK_BYTES - at % BLOCK_BYTES)
+            try:
+                block = self._read(at, most)
+            except OSError as error:
+                if error.errno not in DEVICE_ERRORS:
+                    raise
+                block = bytes(most)
+            if not block:
+                break
+            found += block
+        return bytes(found)
+
+    def fetch_waiting(self, offset: int, size: int) -> bytes:
+        """`fetch` for who cannot come back later: waits until the device answers or what it has is lost."""
+        while True:
+            try:
+                return self.fetch(offset, size)
+            except OSError as error:
+                if error.errno not in DEVICE_ERRORS:
+                    raise
+                time.sleep(WAIT_S)
+
     def fetch_or_nothing(self, offset: int, size: int) -> bytes:
-        """`fetch` for who cannot wait: an unreadable sector is damage like any other."""
+        """`fetch` for who asks what is wrong: what the device cannot read is damaged."""
         try:
             return self.fetch(offset, size)
-        except OSError:
+        except OSError as error:
+            if error.errno not in DEVICE_ERRORS:
+                raise
             return b""
 
     def table(self) -> FrameTable:
@@ -88,6 +140,10 @@ class SegmentFile:
             with self.index_path.open("rb") as file:
                 index = TopicIndex.load(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (FileNotFoundError, ValueError):
+            index = None
+        except OSError as error:
+            if error.errno not in DEVICE_ERRORS:
+                raise
             index = None
         if index is not None and index.header.segment_bytes == self.length:
             self.index = index
