@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from heart_kit import FaultyBroker, attach, attach_kept, eventually, publish_all, sys_until
+from heart_kit import FaultyBroker, attach, attach_kept, eventually, publish_all, sync, sys_until
 
 from harness import Closed, RawClient
 from packet_bytes import publish_bytes
 from tidegate.wire import Properties, Puback, Pubrec
 
 SMALL = {"log__tail_bytes": 65536, "log__segment_bytes": 1 << 20, "sys__interval_s": 1}
+TRIMMED = {"log__segment_bytes": 1 << 20, "log__clean_interval_s": 1, "log__retention_bytes": 1 << 20}
 
 
 def ended(broker: FaultyBroker) -> int:
@@ -89,6 +90,116 @@ def test_bad_input_is_foreseen_and_ends_nobody_but_its_sender(shared_broker, pac
     client.until_closed()
     assert shared_broker.alive
     assert attach(shared_broker).publish("a", b"x", 1) == 0
+
+
+CRASHES = {
+    "the sync thread": ("fsync", "crash-sync", "tidegate-sync", {}),
+    "a job of the disk's thread": ("os", "crash-sync", "tidegate-disk", {}),
+    "the indexer": ("os", "crash-sync", "tidegate-index", {}),
+    "keeping promises": ("fsync", "crash-call", "stored", {}),
+    "a timer": ("fsync", "crash-call", "timer", {}),
+    "a job of the gate": ("fsync", "crash-call", "gate", {"log__clean_interval_s": 1}),
+    "a packet": ("fsync", "crash-call", "packet", {}),
+}
+
+
+@pytest.mark.parametrize("where", CRASHES)
+def test_an_unforeseen_error_anywhere_ends_the_broker_with_a_report(start_faulty, where):
+    """On whichever thread it happens: nobody is left waiting for a thread that is no more, and nothing that was
+    acknowledged is lost."""
+    durability, fault, content, settings = CRASHES[where]
+    broker: FaultyBroker = start_faulty(durability, log__segment_bytes=1 << 20, **settings)
+    session = attach_kept(broker, "session", properties=Properties(session_expiry=86_400, receive_maximum=65535))
+    session.subscribe("a", qos=1)
+    session.disconnect()
+    publisher = attach(broker, "publisher")
+    acknowledged: list[int] = []
+    with publisher:
+        for i in range(10):
+            publisher.publish("a", b"%d" % i, 1)
+            acknowledged.append(i)
+        broker.fault(fault, content)
+        late = 0  # acknowledged although the error had happened by then
+        try:
+            for i in range(10, 10_000):
+                happened = not broker.pending(fault)
+                publisher.publish("a", b"%d" % i, 1)
+                acknowledged.append(i)
+                late += happened
+                publisher.publish("other", bytes(20_000), 1)  # segments fill
+                sync(publisher)
+        except (Closed, ConnectionError, TimeoutError):
+            pass
+    assert not broker.pending(fault), "the injected error was never met"
+    assert ended(broker) == 1
+    assert "broker.crashed" in broker.log() and "an injected bug" in broker.log() and "Traceback" in broker.log()
+    assert late <= 1, f"{late} messages were acknowledged after the error"
+    broker.start()
+    session = attach_kept(broker, "session", properties=Properties(session_expiry=86_400, receive_maximum=65535))
+    wanted = {b"%d" % i for i in acknowledged}
+    while wanted:
+        wanted.discard(session.message().payload)
+
+
+def test_a_failing_fdatasync_ends_the_broker_and_acknowledges_nothing(start_faulty):
+    """The kernel forgets what it could not write: nothing after that could be promised. What was acknowledged before
+    is served by the next start."""
+    broker: FaultyBroker = start_faulty("fsync")
+    session = attach_kept(broker, "session")
+    session.subscribe("a", qos=1)
+    session.disconnect()
+    publisher = attach(broker, "publisher")
+    for i in range(100):
+        publisher.publish("a", b"%d" % i, 1)
+    broker.fault("fail-sync", "EIO")
+    try:
+        for i in range(100, 200):
+            publisher.send_bytes(publish_bytes(b"a", b"%d" % i, 1, 1000 + i))
+    except ConnectionError:
+        pass
+    assert not answers(publisher)
+    assert ended(broker) == 1
+    assert "log.failed" in broker.log()
+    broker.mend("fail-sync")
+    broker.start()
+    session = attach_kept(broker, "session")
+    wanted = {b"%d" % i for i in range(100)}
+    while wanted:
+        wanted.discard(session.message().payload)
+
+
+def test_a_failing_sync_of_sealed_segments_ends_the_broker(start_faulty):
+    """With durability "os" too: the log takes nothing more until it is opened anew, so it is."""
+    broker: FaultyBroker = start_faulty("os", log__segment_bytes=1 << 20)
+    broker.fault("fail-sync", "EIO")
+    with attach(broker, "publisher") as publisher:
+        publish_all(publisher, [(b"a", bytes(1000))] * 3000)
+    assert ended(broker) == 1
+    assert "log.failed" in broker.log()
+
+
+def test_a_bug_in_deleting_segments_ends_the_broker(start_faulty):
+    broker: FaultyBroker = start_faulty("os", **TRIMMED)
+    broker.fault("crash-unlink")
+    with attach(broker, "publisher") as publisher:
+        publish_all(publisher, [(b"a", bytes(1000))] * 5000)
+    assert ended(broker) == 1
+    assert not broker.pending("crash-unlink"), "the injected error was never met"
+    assert "broker.crashed" in broker.log() and "an injected bug" in broker.log()
+    broker.start()
+    assert attach(broker).publish("a", b"x", 1) == 0
+
+
+def test_segments_that_cannot_be_deleted_for_the_moment_are_deleted_later(start_faulty):
+    """Somebody hears of it, and it is tried again; nothing else stops."""
+    broker: FaultyBroker = start_faulty("os", **TRIMMED)
+    broker.fault("fail-unlink", "EACCES 2")
+    publisher = attach(broker, "publisher")
+    publish_all(publisher, [(b"a", bytes(1000))] * 5000)
+    eventually(lambda: len(list((broker.data / "log").glob("*.log"))) <= 2, what="segments were never deleted")
+    assert not broker.pending("fail-unlink"), "the injected error was never met"
+    assert "log.untrimmed" in broker.log()
+    assert publisher.publish("a", b"x", 1) == 0
 
 
 # ── reads ──

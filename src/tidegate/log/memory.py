@@ -82,6 +82,7 @@ class MemoryLog(ShelvedLog[Chunk]):
     """Like SegmentedLog. `sync` has nothing to do; what is dropped was promised to nobody."""
 
     clean = True
+    failed = None
 
     def __init__(self, bytes_max: int = MEMORY_BYTES) -> None:
         super().__init__()

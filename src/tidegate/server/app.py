@@ -8,9 +8,10 @@ import gc
 import os
 import resource
 import signal
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import uvloop
 
@@ -83,6 +84,7 @@ class Server:
     async def serve(self) -> int:
         self.loop = asyncio.get_running_loop()
         self.loop.set_exception_handler(self._failed)
+        threading.excepthook = self._thread_failed
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self.stopping.set)
         store = self._open_store()
@@ -232,12 +234,20 @@ class Server:
         error = context.get("exception")
         if isinstance(error, OSError) and "transport" in context:
             return
-        self.events.crashed(error if isinstance(error, BaseException) else RuntimeError(context.get("message", "")))
+        self._crash(error if isinstance(error, BaseException) else RuntimeError(context.get("message", "")))
+
+    def _thread_failed(self, failed: threading.ExceptHookArgs) -> None:
+        """The same on any other thread: what the broker promises stands on each of them."""
+        self._crash(failed.exc_value or failed.exc_type())
+
+    def _crash(self, error: BaseException) -> NoReturn:
+        self.events.crashed(error)
         os._exit(FAILED)
 
     def _storage_failed(self, error: StorageError) -> None:
         """The disk lost what it had taken: nothing after this could be promised. Stop."""
-        self.report("log.failed", {"error": str(error)})
+        if self.exit_code == 0:  # else it is known, and under way
+            self.report("log.failed", {"error": str(error)})
         self.exit_code = FAILED
         self.stopping.set()
 

@@ -81,7 +81,11 @@ class Connection(Link, asyncio.Protocol):
             self.turn_bytes = 0
             self.stop(Stop.TURN)
             asyncio.get_running_loop().call_soon(self.go_on, Stop.TURN, self.broker.now_s)
-        self.broker.receive(self, data)
+        try:
+            self.broker.receive(self, data)
+        except OSError as error:
+            # The event loop would take it for the peer's, and close the connection: this one is ours.
+            raise RuntimeError("an error of the system that nobody foresaw") from error
         self.seen_s = time.monotonic()  # the broker's own time may be older, after a pause of the machine
 
     def pause_writing(self) -> None:

@@ -45,6 +45,7 @@ LEVELS = {
     "log.refused": WARNING,
     "log.trimmed": INFO,
     "log.unreadable": WARNING,
+    "log.untrimmed": WARNING,
     "peer.fault": INFO,  # the peer's, not ours
     "publish.refused": INFO,
     "reader.damage": ERROR,

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from tidegate.adapters.embedded.asking_again import Report
 from tidegate.adapters.embedded.lake import Lake, Listing, Lost, NoPackages
+from tidegate.adapters.embedded.worker import Worker
 from tidegate.limits import ARCHIVE_NOTE_BYTES_MAX, LOST_MAX, VERDICTS_MAX
 from tidegate.log.index import Wanted
 from tidegate.log.reading import Read
@@ -36,7 +36,6 @@ RETRY_S = 1.0
 CLOSE_S = 5.0
 """How long a stop waits for the read that is under way."""
 
-Report = Callable[[str, Mapping[str, object]], None]
 Signature = tuple[int, int, int]
 
 
@@ -75,11 +74,7 @@ class LakeArchive:
         self._listed_s = 0.0
         self._looking = self._refreshing = False
         self._said: dict[str, str] = {}  # event → the last thing reported of it
-        self._closed = False
-        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        # A daemon: a file system that does not answer must not keep the broker from stopping.
-        self._worker = threading.Thread(target=self._work_forever, name="tidegate-lake", daemon=True)
-        self._worker.start()
+        self._worker = Worker("tidegate-lake")
 
     @property
     def archived(self) -> Archived | None:
@@ -115,7 +110,8 @@ class LakeArchive:
         """Look for news; called about once a second."""
         if not self._looking:
             self._looking = True
-            self._loop.run_in_executor(None, self._poll)
+            # What nobody foresaw is raised again, on the loop.
+            self._loop.run_in_executor(None, self._poll).add_done_callback(lambda polled: polled.result())
 
     def _poll(self) -> None:
         self._call(self._looked, *self._look())
@@ -131,7 +127,7 @@ class LakeArchive:
         if aged or self._missing or self._unknown:
             lake, position = self._lake, note.position
             self._refreshing = True
-            self._work.put(lambda: self._call(self._refreshed, lake, _refresh(lake, position)))
+            self._worker.do(lambda: self._call(self._refreshed, lake, _refresh(lake, position)))
 
     def _look(self) -> tuple[Signature | None, Note | None]:
         """What the file says; what it said before if it cannot be understood."""
@@ -212,7 +208,7 @@ class LakeArchive:
             else:
                 self._call(self._found, lake, lake.listing, found, done)
 
-        self._work.put(work)
+        self._worker.do(work)
 
     def _found(self, lake: Lake, listing: Listing, found: Read, done: Callable[[Read], None]) -> None:
         if lake is self._lake:
@@ -248,7 +244,7 @@ class LakeArchive:
             else:
                 self._call(done, found)
 
-        self._work.put(work)
+        self._worker.do(work)
 
     def _later(self, error: Exception, ask: Callable[[], None]) -> None:
         self._tell("lake.unreadable", str(error))
@@ -256,14 +252,8 @@ class LakeArchive:
 
     # ── the rest ──
 
-    def _work_forever(self) -> None:
-        while not self._closed:
-            self._work.get()()
-
     def close(self) -> None:
-        self._closed = True
-        self._work.put(lambda: None)
-        self._worker.join(CLOSE_S)
+        self._worker.abandon(CLOSE_S)
 
     def _tell(self, event: str, why: str) -> None:
         """Report what is wrong, once for as long as it stays the same."""
@@ -285,7 +275,7 @@ def _refresh(lake: Lake, archived: int) -> Exception | None:
     """Read the table's log; why that was not possible, if it was not."""
     try:
         lake.refresh(archived)
-    except Exception as error:  # whatever it is, the thread goes on
+    except Exception as error:
         return error
     return None
 

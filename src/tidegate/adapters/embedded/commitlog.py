@@ -4,7 +4,8 @@ Appending is a write(2) on the loop's thread. Everything that can wait for the d
 deleting) happens on two threads: one syncs, one does the rest, so that a slow read never delays an acknowledgement.
 
 What the disk refuses is told: a read is asked again, until it succeeds or what it is about counts as lost
-(`log/unreadable`).
+(`log/unreadable`); deleting is tried again; a store that can take nothing more has failed (`on_failure`). Anything else
+that goes wrong on a thread nobody foresaw, and it ends the thread (`worker`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
 from tidegate.adapters.embedded.asking_again import AskingAgain, Report
+from tidegate.adapters.embedded.worker import Worker
 from tidegate.errors import StorageError
 from tidegate.log.files import SegmentedLog
 from tidegate.log.files.disk import storage_error
@@ -38,6 +39,9 @@ EARLY_ROWS_MAX = 4
 # A sync waits so long for company, if there was some lately: many syncs of a little cost more than they give.
 PACE_S = 0.001
 PACED_SYNCS = 16
+
+# What could not be deleted is tried again after this.
+DELETE_AGAIN_S = 5.0
 
 
 class NoListener:
@@ -70,6 +74,7 @@ class EmbeddedLog:
         self._wait_for_disk = wait_for_disk
         self._loop = loop
         self._on_failure = on_failure
+        self._report = report
         self._ticket = 0
         self.stored = 0
         self._seen = 0  # the position after messages that were announced early, and refused
@@ -84,7 +89,7 @@ class EmbeddedLog:
         self._accompanied = 0  # syncs to come that wait for company
         self._sync_requests: SimpleQueue[bool] = SimpleQueue()
         self._asking_again = AskingAgain(report)
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tidegate-disk")
+        self._worker = Worker("tidegate-disk")
         self._syncer = threading.Thread(target=self._sync_forever, name="tidegate-sync", daemon=True)
         self._syncer.start()
 
@@ -143,7 +148,7 @@ class EmbeddedLog:
         """For durability "os": sealed segments are synced too. The active one is left to the kernel, because
         appending to a file waits while it is being synced."""
         if not self._wait_for_disk:
-            self._worker.submit(self._store.sync_sealed)
+            self._on_worker(self._store.sync_sealed, self._on_failure)
 
     def _sync_forever(self) -> None:
         while self._sync_requests.get():
@@ -173,6 +178,17 @@ class EmbeddedLog:
             self.stored = ticket
             self.listener.stored(ticket)
 
+    def _on_worker(self, job: Callable[[], None], refused: Callable[[StorageError], None]) -> None:
+        """Do it on the other thread; what the disk refuses is told on this one."""
+
+        def work() -> None:
+            try:
+                job()
+            except StorageError as error:
+                self._call(refused if self._store.failed is None else self._on_failure, error)
+
+        self._worker.do(work)
+
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
@@ -195,7 +211,7 @@ class EmbeddedLog:
             else:
                 self._call(self._found, position, found, done)
 
-        self._worker.submit(work)
+        self._worker.do(work)
 
     def _found(self, position: int, found: Read, done: Callable[[Read], None]) -> None:
         self._asking_again.passed(position)
@@ -267,7 +283,11 @@ class EmbeddedLog:
             raise storage_error(error, f"cannot read {error.filename}") from error
 
     def drop(self, segments: Sequence[SegmentFacts]) -> None:
-        self._worker.submit(self._store.drop, segments)
+        def refused(error: StorageError) -> None:
+            self._report("log.untrimmed", {"error": str(error)})
+            self._loop.call_later(DELETE_AGAIN_S, self.drop, segments)
+
+        self._on_worker(lambda: self._store.drop(segments), refused)
 
     def disk(self) -> Disk:
         if self._folder is None:
@@ -280,11 +300,11 @@ class EmbeddedLog:
 
     def close(self) -> None:
         self._sync_requests.put(False)
-        self._worker.shutdown()
+        self._worker.finish()
         self._syncer.join()
         # Positions of a refused tick that was announced early have been seen: the next start jumps over them (I10).
         unwritten = self._store.end < self._seen
-        if unwritten:
+        if unwritten and self._store.failed is None:
             self._store.sync()
         self._store.close(clean=not unwritten)
 
@@ -310,11 +330,10 @@ class FileSnapshot:
                 writer.commit()
             except StorageError:
                 writer.abort()
-                self._log._call(done, False)
-            else:
-                self._log._call(done, True)
+                raise
+            self._log._call(done, True)
 
-        self._log._worker.submit(work)
+        self._log._on_worker(work, lambda error: done(False))
 
     def commit_now(self) -> None:
         """For the last one, when the loop is about to end."""

@@ -65,10 +65,11 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
         self._unsynced: list[SegmentFile] = []  # sealed, but not synced since
         self._folder_dirty = False
         self._unindexed: list[SegmentFile] = []
+        self._deleting: list[SegmentFile] = []  # dropped, and still on disk
         self._syncing = threading.Lock()
         self._indexing = threading.Lock()
         self._indexer: threading.Thread | None = None
-        self._failed: StorageError | None = None
+        self.failed: StorageError | None = None  # for good: it has to be opened anew
         self._lock_fd = -1
 
     # Opening -------------------------------------------------------------------------------------
@@ -198,8 +199,8 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
         """Write the frames of a tick, whole or not at all; `end` is the log's end after them.
 
         Raises DiskFull when there is no room, and may be tried again; StorageError for the rest."""
-        if self._failed is not None:
-            raise self._failed
+        if self.failed is not None:
+            raise self.failed
         segment = self._active
         entries = index_entries or list(frame_entries(frames))
         self.end = max(self.end, entries[0][1])
@@ -235,7 +236,7 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
         try:
             os.ftruncate(segment.fd, segment.length)
         except OSError as error:
-            self._failed = storage_error(error, f"cannot undo a failed write to {segment.path}")
+            self.failed = storage_error(error, f"cannot undo a failed write to {segment.path}")
 
     def roll(self) -> None:
         """Seal the active segment and begin a new one."""
@@ -307,8 +308,8 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
 
     def _sync(self, with_active: bool) -> None:
         with self._syncing:
-            if self._failed is not None:
-                raise self._failed
+            if self.failed is not None:
+                raise self.failed
             with self._lock:
                 sealed, active, folder_dirty = tuple(self._unsynced), self._active, self._folder_dirty
                 self._folder_dirty = False
@@ -320,8 +321,8 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
                 if folder_dirty:
                     fsync_folder(self.folder)
             except OSError as error:
-                self._failed = StorageError(f"cannot sync the log in {self.folder}: {error.strerror}")
-                raise self._failed from error
+                self.failed = StorageError(f"cannot sync the log in {self.folder}: {error.strerror}")
+                raise self.failed from error
             with self._lock:
                 for segment in sealed:
                     self._unsynced.remove(segment)
@@ -332,7 +333,8 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
 
     def drop(self, segments: Iterable[SegmentFacts]) -> None:
         """Delete sealed segments, from the oldest on; stops at the first that is not among
-        `segments`, and at the newest, which remembers the log's end. Any thread may call it."""
+        `segments`, and at the newest, which remembers the log's end. What could not be deleted is tried again
+        with the next call. One thread may call it."""
         going = {segment.sequence for segment in segments}
         self.sync()  # the newest segment must be there for good before others go
         gone = []
@@ -342,13 +344,17 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
                     break
                 gone.append(shelf)
             self._shelves = self._shelves[len(gone) :]
-        if not gone:
+        for shelf in gone:
+            shelf.dropped = True
+        self._deleting += gone
+        if not self._deleting:
             return
         try:
-            for shelf in gone:
-                shelf.dropped = True
+            while self._deleting:
+                shelf = self._deleting[0]
                 shelf.path.unlink(missing_ok=True)
                 shelf.index_path.unlink(missing_ok=True)
+                del self._deleting[0]
             fsync_folder(self.folder)
         except OSError as error:
             raise storage_error(error, f"cannot drop segments of {self.folder}") from error
@@ -378,7 +384,7 @@ class SegmentedLog(ShelvedLog[SegmentFile]):
         if self._indexer is not None:
             self._indexer.join()
         try:
-            if self._failed is None and clean:
+            if self.failed is None and clean:
                 self._close_cleanly()
         finally:
             for segment in (*self._unsynced, self._active):
