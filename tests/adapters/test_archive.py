@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,24 @@ async def test_a_read_that_fails_for_the_moment_is_tried_again_and_loses_nothing
         assert await watched.read(10, 110) == Read([], 10, 0)  # where it was
     assert sum(run.count for run in (await watched.read(10, 110)).runs) == 100
     assert watched.events() == ["lake.unreadable"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_bug_in_a_read_of_the_lake_goes_to_whoever_looks_after_threads(watch: Watch, tmp_path, monkeypatch):
+    lake_in(tmp_path)
+    watched = watch(tmp_path)
+    lake = watched.archive._lake
+    assert lake is not None
+    told = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda failed: told.set())
+
+    def fail(*_: object) -> None:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(lake, "read", fail)
+    watched.archive.read(10, 110, 1000, None, lambda read: None)
+    assert await asyncio.to_thread(told.wait, 10)
+    assert watched.events() == []
 
 
 async def test_damaged_files_are_reported_and_counted(watch: Watch, tmp_path):

@@ -388,6 +388,18 @@ def test_what_the_device_cannot_read_for_minutes_is_lost(reading, monkeypatch):
     assert [event for event, _ in found.told] == ["lake.damaged"]
 
 
+def test_a_mistake_of_ours_is_not_taken_for_damage(reading, monkeypatch):
+    found = reading(plain(100))
+
+    def fail(path: Path, *_: object) -> None:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(lake_module, "decode", fail)
+    with pytest.raises(TypeError):
+        found.all()
+    assert found.told == []
+
+
 # ── times ──
 
 

@@ -308,3 +308,18 @@ def test_a_time_that_cannot_be_looked_up_for_the_moment_is_looked_up_later(start
     broker.mend("fail-read")
     assert [reader.message().payload for _ in payloads] == payloads
     nothing_lost(broker)
+
+
+def test_a_bug_in_a_read_ends_the_broker_and_skips_nothing(start_faulty):
+    """What the broker cannot read for a mistake of its own is not damaged."""
+    broker: FaultyBroker = start_faulty("os", **SMALL)
+    payloads = backlog(broker, "a/#")
+    broker.fault("crash-read")
+    attach_kept(broker, "session")
+    assert ended(broker) == 1
+    assert not broker.pending("crash-read"), "the injected error was never met"
+    assert "broker.crashed" in broker.log() and "TypeError: an injected bug" in broker.log()
+    broker.start()
+    session = attach_kept(broker, "session")
+    assert [session.message().payload for _ in payloads] == payloads
+    nothing_lost(broker)

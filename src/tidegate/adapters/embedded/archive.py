@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from tidegate.adapters.embedded.asking_again import Report
 from tidegate.adapters.embedded.lake import Lake, Listing, Lost, NoPackages
 from tidegate.adapters.embedded.worker import Worker
+from tidegate.errors import StorageError
 from tidegate.limits import ARCHIVE_NOTE_BYTES_MAX, LOST_MAX, VERDICTS_MAX
 from tidegate.log.index import Wanted
 from tidegate.log.reading import Read
@@ -35,6 +36,9 @@ RETRY_S = 1.0
 """A read that failed for a reason that may pass is tried again after this."""
 CLOSE_S = 5.0
 """How long a stop waits for the read that is under way."""
+
+PASSING = (OSError, StorageError, MemoryError)
+"""What may be different at the next attempt."""
 
 Signature = tuple[int, int, int]
 
@@ -202,7 +206,7 @@ class LakeArchive:
         def work() -> None:
             try:
                 found = lake.read(position, end, bytes_max, wanted, note.position)
-            except Exception as error:
+            except PASSING as error:
                 # Not the content's fault, so it is not given up: the reader stays where it is.
                 self._call(self._later, error, lambda: done(nothing))
             else:
@@ -239,7 +243,7 @@ class LakeArchive:
         def work() -> None:
             try:
                 found = lake.position_at_time(time_ms, note.position)
-            except Exception as error:
+            except PASSING as error:
                 self._call(self._later, error, lambda: self.seek(time_ms, done))
             else:
                 self._call(done, found)
@@ -275,7 +279,7 @@ def _refresh(lake: Lake, archived: int) -> Exception | None:
     """Read the table's log; why that was not possible, if it was not."""
     try:
         lake.refresh(archived)
-    except Exception as error:
+    except PASSING as error:
         return error
     return None
 

@@ -205,9 +205,6 @@ class EmbeddedLog:
                 found = self._store.read(position, bytes_max=bytes_max, wanted=wanted, end=end)
             except (OSError, MemoryError) as error:
                 self._call(self._later, position, error, done)
-            except Exception:
-                # Unreadable is lost for this reader; it goes on behind it and the loss is counted.
-                self._call(done, Read([], end, end - position))
             else:
                 self._call(self._found, position, found, done)
 

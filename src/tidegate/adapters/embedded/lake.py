@@ -44,6 +44,7 @@ MESSAGE_BYTES = 64
 _COLUMNS = [
     "position", "time", "tenant", "topic", "publisher", "qos", "retain", "uuid", "expiry", "properties", "payload",
 ]  # fmt: skip
+_FILLED = ["position", "time", "tenant", "topic", "publisher", "qos", "retain", "payload"]
 _NAMES = ["tenant", "topic", "publisher"]
 _NO_UUID = bytes(16)
 
@@ -322,14 +323,15 @@ def _overlaps(wanted: Wanted, lowest: bytes, highest: bytes) -> bool:
 
 def _is_damage(error: Exception, ailing: Ailing) -> bool:
     """Whether it is the content of a file that is at fault, or counts as lost; not a moment without descriptors or
-    memory."""
+    memory, and not a mistake of ours."""
     import pyarrow as pa
 
     if isinstance(error, FileNotFoundError | pa.ArrowMemoryError):
         return False  # what is missing is looked for
     if isinstance(error, OSError):
         return ailing.is_lost(error)
-    return isinstance(error, pa.ArrowException | ValueError | KeyError | TypeError)
+    # The last two: names that are no text, or not those that they should be.
+    return isinstance(error, pa.ArrowException | ValueError | LookupError)
 
 
 # ── decoded files ──
@@ -345,6 +347,8 @@ class Block:
 
         self.lost = lost  # rows that could not be decoded
         self.why = why
+        if any(table[name].null_count for name in _FILLED):
+            raise pa.ArrowInvalid("a value is missing that every message has")
         positions = table["position"].to_numpy()
         order = np.argsort(positions, kind="stable")
         table = table.unify_dictionaries().take(pa.array(order)).combine_chunks()
@@ -473,7 +477,10 @@ def _dictionary(column: pa.ChunkedArray) -> tuple[list[bytes], np.ndarray[Any, A
     import pyarrow as pa
 
     coded = _whole(column)
-    return coded.dictionary.cast(pa.binary()).to_pylist(), coded.indices.to_numpy()
+    names, codes = coded.dictionary.cast(pa.binary()).to_pylist(), coded.indices.to_numpy()
+    if len(codes) and not 0 <= codes.min() <= codes.max() < len(names):
+        raise pa.ArrowInvalid("a name is missing")
+    return names, codes
 
 
 def _milliseconds(times: pa.ChunkedArray) -> pa.ChunkedArray:
