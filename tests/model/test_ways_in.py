@@ -99,20 +99,14 @@ WAYS = [
     Way("a DISCONNECT in the middle", [*run(6, 1), Disconnect(), *run(6, 1, first=7)], messages=6),
 ]  # fmt: skip
 
-# Not yet so: with packet id 0 the earlier messages of its run are lost, if they came in one piece.
-UNDONE = "packet id 0 undoes its run"
-
 
 def cases() -> list[object]:
     found = []
     for way in WAYS:
         for version in way.versions:
             for cut in ("whole", "byte by byte", "in pieces"):
-                wrong = UNDONE in TODAY and "packet id of 0" in way.name and "QoS 2" not in way.name
-                wrong = wrong and cut == "whole"
-                marks = []
                 name = f"{way.name}, {'MQTT 5' if version == 5 else '3.1.1'}, {cut}"
-                found.append(pytest.param(way, version, cut, id=name, marks=marks))
+                found.append(pytest.param(way, version, cut, id=name))
     return found
 
 
