@@ -59,7 +59,6 @@ def subscribed(number: int, names: Iterable[object]) -> list[bytes]:
     return [changes.subscribed(number, 1, 0, 0, 0, f"f/{n}".encode()) for n in names]
 
 
-@pytest.mark.req("P.8")
 def test_clients_of_a_broker_that_do_too_much_are_found(
     spark: SparkSession, start_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
@@ -92,7 +91,6 @@ def test_clients_of_a_broker_that_do_too_much_are_found(
     assert len(abuse.newest_verdicts(context.lake, 2)) == 2
 
 
-@pytest.mark.req("P.8")
 def test_only_topics_that_nobody_knew_count_and_only_for_the_first_to_use_them(
     context: Context, writer: LogWriter
 ) -> None:
@@ -111,7 +109,6 @@ def test_only_topics_that_nobody_knew_count_and_only_for_the_first_to_use_them(
     assert found(context) == [("acme", "stranger", "topics", 6, 5)]
 
 
-@pytest.mark.req("P.8")
 def test_a_topic_is_new_again_when_nobody_used_it_for_a_day(context: Context, writer: LogWriter) -> None:
     tick(writer, topics("a", range(4)))
     tick(writer, topics("a", range(4, 8)))
@@ -127,7 +124,6 @@ def test_a_topic_is_new_again_when_nobody_used_it_for_a_day(context: Context, wr
     assert found(context) == [("", "d", "topics", 8, 5)]
 
 
-@pytest.mark.req("P.8")
 def test_a_minute_is_judged_with_all_that_belongs_to_it_and_once(context: Context, writer: LogWriter) -> None:
     writer.time_ms = writer.time_ms // MINUTE_MS * MINUTE_MS
     for part in range(3):
@@ -141,7 +137,6 @@ def test_a_minute_is_judged_with_all_that_belongs_to_it_and_once(context: Contex
         )
 
 
-@pytest.mark.req("P.8")
 def test_subscriptions_count_for_whose_session_it_was(context: Context, writer: LogWriter) -> None:
     tick(writer, records=[connected(1, "before")])
     tick(writer, records=[changes.gone(1), connected(1, "early", "acme"), connected(2, "bystander")])
@@ -159,7 +154,6 @@ def test_subscriptions_count_for_whose_session_it_was(context: Context, writer: 
     assert found(context) == [("", "bystander", "subscribes", 13, 5), ("acme", "early", "subscribes", 6, 5)]
 
 
-@pytest.mark.req("P.8")
 def test_nothing_is_judged_before_traffic_has_counted_it(context: Context, writer: LogWriter) -> None:
     tick(writer, topics("flooder", range(9)))
     archived(context)
@@ -169,7 +163,6 @@ def test_nothing_is_judged_before_traffic_has_counted_it(context: Context, write
     assert found(context) == [("", "flooder", "topics", 9, 5)]
 
 
-@pytest.mark.req("P.8")
 @pytest.mark.attack("C11")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_verdict_is_given_once_whenever_the_driver_is_killed(

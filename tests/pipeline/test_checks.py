@@ -107,7 +107,7 @@ def put(lake: Lake, name: str, rows: list[dict[str, Any]]) -> None:
     lake.commit(name, [write_file(table, str(lake.folder / name))], app="test", version=1)
 
 
-@pytest.mark.req("P.3", "P.5", "P.8", "P.9", "P.11")
+@pytest.mark.req("P.3", "P.5", "P.9", "P.11")
 def test_nothing_is_wrong_with_what_the_jobs_make(context: Context, writer: LogWriter) -> None:
     assert {"messages", "sessions", "retained", "traffic_minutely", "abuse_verdicts", "quarantine", "json_n"} <= {
         name for name in context.lake.names() if context.lake.rows(name)

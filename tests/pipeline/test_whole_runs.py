@@ -111,7 +111,6 @@ def test_no_file_is_named_in_a_commit_before_it_is_on_disk(run: Run):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.req("P.8")
 def test_the_pipeline_s_verdicts_reach_who_watches_the_broker(run: Run):
     with RawClient(run.broker.port) as watcher:
         watcher.connect("watcher")

@@ -145,7 +145,6 @@ def test_a_refused_connect_displaces_nobody(client, unique):
 # ── takeover and shutdown ──
 
 
-@pytest.mark.req("S0.14")
 @pytest.mark.parametrize("second_version", [3, 4, 5])
 def test_a_second_connection_takes_over_and_the_first_is_told(client, unique, second_version):
     """[MQTT-3.1.4-3]"""
@@ -155,7 +154,6 @@ def test_a_second_connection_takes_over_and_the_first_is_told(client, unique, se
     second.nothing()
 
 
-@pytest.mark.req("S0.14")
 @pytest.mark.parametrize("version", [3, 4])
 def test_a_v3_connection_that_is_taken_over_is_closed_without_a_word(client, unique, version):
     """3.1.1: [MQTT-3.1.4-2]; a 3.x server has no DISCONNECT to send."""

@@ -586,7 +586,6 @@ def verdict(id: str, client: str, rule: str = "topics", minute: int = 0) -> dict
     return said | {"rule": rule, "observed": 1234, "limit": 1000}
 
 
-@pytest.mark.req("P.8")
 def test_verdicts_of_the_pipeline_are_shown_once_each_and_kept_for_who_asks_later(small):
     broker, lake = small()
     watcher = attach(broker, "w")
@@ -624,7 +623,6 @@ def test_verdicts_of_the_pipeline_are_shown_once_each_and_kept_for_who_asks_late
     eventually(only_one)
 
 
-@pytest.mark.req("P.8")
 @pytest.mark.attack("A15")
 def test_a_client_id_that_is_no_topic_level_is_made_one(small):
     broker, lake = small()
