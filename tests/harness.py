@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -78,18 +80,21 @@ class BrokerProcess:
         return self.until_listening(timeout_s)
 
     def until_listening(self, timeout_s: float = 60.0) -> BrokerProcess:
-        assert self.process is not None
+        """Wait for the line that says so. A broker that ends instead, or does not get there in time, is an error, and
+        none is left running."""
+        assert self.process is not None and self.process.stdout is not None
+        out = self.process.stdout.fileno()  # not the file: select would not see what it has read ahead
         deadline_s = time.monotonic() + timeout_s
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            found = re.search(r"listening on [^ ]+:(\d+)", line)
-            if found:
+        said = b""
+        while select.select([out], [], [], max(0.0, deadline_s - time.monotonic()))[0] and (data := os.read(out, 4096)):
+            said += data
+            if found := re.search(rb"listening on [^ ]+:(\d+).*\n", said):
                 self.port = int(found[1])
                 return self
-            if time.monotonic() > deadline_s:
-                break
-        self.process.wait(5)
-        raise RuntimeError(f"the broker did not start: {self.log()[-2000:]}")
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0.0, min(5.0, deadline_s - time.monotonic())))
+        self.kill()
+        raise RuntimeError(f"the broker ended, or did not listen within {timeout_s:g} s: {self.log()[-2000:]}")
 
     def command(self) -> list[str]:
         """What stands for `tidegate` on the command line."""
