@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from harness import BrokerProcess, Closed, RawClient
+from peers import small_disk
 from tidegate.wire import FilterRequest, Properties, Puback, Pubrec, Suback, Subscribe
 
 DAY = Properties(session_expiry=86_400)
@@ -69,15 +70,8 @@ def scarcity(request: pytest.FixtureRequest, start_broker, tmp_path: Path) -> It
         yield SmallFiles(prepared(start_broker("fsync")))
         return
     data = tmp_path / "data"
-    data.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tidegate-test", str(data)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(f"cannot mount a small file system here: {made.stderr.strip()}")
-    try:
+    with small_disk(data, "2m"):
         yield SmallDisk(prepared(start_broker("fsync")))
-    finally:
-        subprocess.run(["umount", "--lazy", str(data)], check=True)
 
 
 def prepared(broker: BrokerProcess) -> BrokerProcess:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from heart_kit import MIB, attach, attach_kept, eventually, publish_bytes, sys_u
 
 from harness import BrokerProcess, RawClient
 from lake_tools import TestLake
+from peers import small_disk
 from tidegate.wire import Puback, Publish
 
 DISK_BYTES = 16 * MIB
@@ -38,19 +38,12 @@ Start = Callable[..., BrokerProcess]
 def on_small_disk(start_broker: Start, tmp_path: Path) -> Iterator[Start]:
     """Starts a broker whose data folder is a file system of its own."""
     data = tmp_path / "data"
-    data.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tidegate-test", str(data)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(f"cannot mount a small file system here: {made.stderr.strip()}")
 
     def start(durability: str = "fsync", **settings: Any) -> BrokerProcess:
         return start_broker(durability, **{**SMALL, **settings})
 
-    try:
+    with small_disk(data, DISK_BYTES):
         yield start
-    finally:
-        subprocess.run(["umount", "--lazy", str(data)], check=True)
 
 
 def free_bytes(broker: BrokerProcess) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from log_strategies import messages, simple_run, tick
 
+import peers
 from tidegate.errors import DiskFull, StorageError
 from tidegate.log.files import SegmentedLog
 from tidegate.log.snapshot import SnapshotWriter, load_snapshot
@@ -20,15 +20,8 @@ from tidegate.log.snapshot import SnapshotWriter, load_snapshot
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tidegate-test", str(tmp_path)],
-        capture_output=True,
-        check=False,
-    )
-    if made.returncode:
-        pytest.skip(f"cannot mount a small file system here: {made.stderr.decode().strip()}")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)  # a failed test may have left it open
+    with peers.small_disk(tmp_path, "256k"):
+        yield tmp_path
 
 
 def fill(log: SegmentedLog, size: int = 3000) -> int:

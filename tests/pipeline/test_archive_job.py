@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -17,6 +16,7 @@ from deltalake.exceptions import DeltaError
 from log_writer import LogWriter, run, write_damaged
 from pyspark.sql import SparkSession
 
+from peers import small_disk
 from tidegate.config import Config
 from tidegate.pipeline.handover import handover_file, tell_broker
 from tidegate.pipeline.jobs import Context, archive
@@ -125,16 +125,10 @@ def test_a_round_that_is_cut_off_at_any_commit_ends_well(
 
 @pytest.mark.attack("C5")
 def test_a_round_fits_the_disk_that_the_lake_is_to_be_made_on(tmp_path: Path) -> None:
-    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tidegate-test", str(tmp_path)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(f"cannot mount a small file system here: {made.stderr.strip()}")
-    try:
+    with small_disk(tmp_path, "64m"):
         assert archive.round_bytes(tmp_path / "data" / "lake") == 32 << 20
         (tmp_path / "ballast").write_bytes(bytes(60 << 20))
         assert archive.round_bytes(tmp_path / "data" / "lake") == archive.SPLIT_BYTES_MIN  # it has to try something
-    finally:
-        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
 @pytest.mark.req("P.3")

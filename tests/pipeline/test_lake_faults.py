@@ -26,6 +26,7 @@ from lake_rows import disjoint, fill, messages, positions, reopened, stored
 from log_writer import LogWriter, run
 from pyspark.sql import SparkSession
 
+from peers import small_disk
 from tidegate.config import Config, Pipeline
 from tidegate.errors import StorageError
 from tidegate.pipeline import damage as damage_module
@@ -502,14 +503,8 @@ def scarcity(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDi
         yield SmallFiles()
         return
     lake = tmp_path / "data" / "lake"
-    lake.mkdir(parents=True)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tidegate-test", str(lake)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    yield SmallDisk(lake)
-    subprocess.run(["umount", "-l", str(lake)], check=True)
+    with small_disk(lake, "8m"):
+        yield SmallDisk(lake)
 
 
 @pytest.mark.req("P.3", "P.11")
