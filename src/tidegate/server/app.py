@@ -291,5 +291,6 @@ class Server:
 
 def memory_bytes() -> tuple[int, int]:
     """What the process holds in memory now, and the most it has held."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    held = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    # The kernel raises its own maximum now and then only, and may be behind what is held now.
+    return held, max(held, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
