@@ -20,6 +20,7 @@ from harness import BrokerProcess, RawClient
 from tidegate.config import LogFormat, LogLevel
 from tidegate.server.events import FIELD_CHARS_MAX, LEVELS, LINES_PER_S, Events
 from tidegate.server.progress import Progress
+from tidegate.wire import Disconnect, Properties
 
 NEW_YEAR_S = 1_767_225_600  # 2026-01-01T00:00:00Z
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "tidegate"
@@ -244,6 +245,67 @@ def test_a_flood_of_faults_is_told_in_a_few_whole_lines(start_broker: Start, for
         told = [row for row in rows if row["event"] == "peer.fault"]
         assert {row["client"] for row in told} == {"a b\u202e=\\\""}
         assert len(told) + sum(row["lines"] for row in rows if row.get("of") == "peer.fault") == 200
+
+
+def test_who_comes_who_goes_and_why_is_told(start_broker: Start) -> None:
+    broker = start_broker(log_format="json", listen__connections_max=3)
+    minute = Properties(session_expiry=60)
+
+    def connected(client_id: str, **connect: Any) -> RawClient:
+        raw = RawClient(broker.port, 5)
+        assert raw.connect(client_id, clean=False, **connect).reason == 0
+        return raw
+
+    polite, rude, silent = connected("polite"), connected("rude"), connected("silent", keep_alive=1)
+    peers = {name: f"127.0.0.1:{raw.socket.getsockname()[1]}" for name, raw in (("polite", polite), ("rude", rude))}
+    with RawClient(broker.port) as too_many:
+        peers["too many"] = f"127.0.0.1:{too_many.socket.getsockname()[1]}"
+        assert too_many.until_closed() == []
+    polite.disconnect()
+    [told] = silent.until_closed()
+    assert isinstance(told, Disconnect) and told.reason == 0x8D
+    rude.close()
+    first = connected("twice", properties=minute)
+    second = connected("twice", properties=minute)
+    first.until_closed()
+    second.disconnect(4)  # with its will
+    with RawClient(broker.port, 5) as unknown:
+        assert unknown.connect("x" * 1025).reason == 0x85
+    again = RawClient(broker.port, 5)
+    again.connect("twice", clean=True)
+    again.disconnect()
+    broker.stop()
+
+    rows = [json.loads(line) for line in broker.log().splitlines()]
+
+    def told_of(event: str, *fields: str) -> list[tuple[Any, ...]]:
+        return [tuple(row[field] for field in fields) for row in rows if row["event"] == event]
+
+    comings = ["polite", "rude", "silent", "twice", "twice", "twice"]
+    assert told_of("client.connected", "client", "version") == [(name, 5) for name in comings]
+    assert told_of("client.connected", "peer")[:2] == [(peers["polite"],), (peers["rude"],)]
+    goings = {
+        "polite": [("0x00", "client disconnected")],
+        "rude": [("0x00", "connection lost")],
+        "silent": [("0x8D", "keep-alive")],
+        "twice": [("0x8E", "taken over"), ("0x04", "client disconnected"), ("0x00", "client disconnected")],
+    }
+    gone = told_of("client.disconnected", "client", "reason", "why")
+    assert {name: [(reason, why) for who, reason, why in gone if who == name] for name in goings} == goings
+    assert len(gone) == len(comings)
+    assert told_of("session.taken_over", "client") == [("twice",)]
+    ended = told_of("session.ended", "client", "why")
+    assert sorted(ended) == [
+        ("polite", "connection closed"),
+        ("rude", "connection closed"),
+        ("silent", "connection closed"),
+        ("twice", "clean start"),
+        ("twice", "connection closed"),
+    ]
+    assert told_of("client.refused", "reason", "why") == [("0x85", "client id of more than 1024 bytes")]
+    assert told_of("connection.refused", "level", "peer", "why") == [
+        ("warning", peers["too many"], "too many connections")
+    ]
 
 
 def refused_start(*arguments: str, **variables: str) -> list[str]:

@@ -57,14 +57,16 @@ class Connection(Link, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self.peer = ":".join(str(part) for part in (transport.get_extra_info("peername") or ("?",))[:2])
         if len(self.open_connections) >= self.broker.config.listen.connections_max or self.broker.closing:
             self.broker.counters.refused["too many connections"] += 1
+            why = "the broker is shutting down" if self.broker.closing else "too many connections"
+            self.broker.report("connection.refused", {"peer": self.peer, "why": why})
             self.phase = Phase.CLOSED
             self.transport.abort()
             return
         self.open_connections.add(self)
         self.descriptor = transport.get_extra_info("socket").fileno()
-        self.peer = ":".join(str(part) for part in (transport.get_extra_info("peername") or ("?",))[:2])
         self.transport.set_write_buffer_limits(high=SEND_BYTES_MAX // 2, low=SEND_BYTES_MAX // 8)
         self.broker.accept(self)
         watch_new(self.broker, self)

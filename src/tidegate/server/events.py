@@ -32,6 +32,7 @@ LEVELS = {
     "client.connected": INFO,
     "client.disconnected": INFO,
     "client.refused": INFO,
+    "connection.refused": WARNING,  # before it could say who it is: a limit of the broker's, not a fault of its own
     "events.left_out": WARNING,
     "lake.damaged": ERROR,
     "lake.unreadable": WARNING,
