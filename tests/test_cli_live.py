@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness import BrokerProcess, RawClient
+from packet_bytes import varint
 from tidegate.wire import Disconnect, Properties, Publish, Will
 
 TIMED_OUT = 3
@@ -588,6 +589,58 @@ def test_sys_follows_what_happens(start_broker):
         name = got.topic.removeprefix(b"$SYS/broker/")
         if wanted.get(name) == got.payload:
             del wanted[name]
+
+
+class Tally:
+    """Counts what comes to a client, before it is decoded."""
+
+    def __init__(self, client: RawClient) -> None:
+        self.received_bytes = self.publish_bytes = 0
+        self._stream, client.stream = client.stream, self  # type: ignore[assignment]
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        self.received_bytes += len(data)
+        packets = self._stream.feed(data)
+        for first, body in packets:
+            if first >> 4 == 3:
+                self.publish_bytes += 1 + len(varint(len(body))) + len(body)
+        return packets
+
+
+def test_sys_counts_bytes_of_publish_packets_apart_from_all_that_are_sent(start_broker):
+    """Both to the byte: an update tells what had been sent when it began."""
+    broker = start_broker(sys__interval_s=1)
+    clients = [RawClient(broker.port, version) for version in (4, 5, 5, 4)]
+    tallies = [Tally(client) for client in clients]
+    subscriber, other, publisher, watcher = clients
+    for client in clients:
+        client.connect("")
+    for client, qos in ((subscriber, 2), (other, 1)):
+        client.subscribe("a", *(f"not/{i}" for i in range(200)), qos=qos)
+    for qos in (0, 1, 2):
+        publisher.publish("a", b"x" * 1000, qos)
+        subscriber.message()
+        other.message()
+    for client in (subscriber, other, publisher):
+        client.nothing(0.01)
+    watcher.subscribe("$SYS/broker/publish/bytes/sent", "$SYS/broker/bytes/sent")
+    update(watcher)  # what it gets by itself has been counted
+    for _ in range(2):
+        publishes, everything = sum(t.publish_bytes for t in tallies), sum(t.received_bytes for t in tallies)
+        assert 0 < publishes < everything - 2 * 200  # a SUBACK has a byte for each filter
+        assert update(watcher) == {b"publish/bytes/sent": b"%d" % publishes, b"bytes/sent": b"%d" % everything}
+
+
+def update(watcher: RawClient) -> dict[bytes, bytes]:
+    """All that the next update brings: it goes out at once, and a second lies between two."""
+    found: dict[bytes, bytes] = {}
+    message = watcher.expect(Publish)
+    try:
+        while True:
+            found[message.topic.removeprefix(b"$SYS/broker/")] = message.payload
+            message = watcher.expect(Publish, 0.3)
+    except TimeoutError:
+        return found
 
 
 def test_sys_is_no_business_of_a_plain_wildcard_and_is_not_stored(start_broker):
