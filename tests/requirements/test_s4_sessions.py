@@ -361,3 +361,33 @@ def test_a_reconnection_that_breaks_off_again_and_again_gets_everything_in_the_e
         got.update(back.payloads(5))
         back.disconnect()
     assert got == {b"%d" % i for i in range(50)}
+
+
+# ── long names ──
+
+
+@pytest.mark.req("S4.1")
+@versions
+@ends
+def test_a_session_with_the_longest_name_that_mqtt_has_outlives_a_restart(start_broker, version, how):
+    """65,535 bytes; another that differs in the last of them is another's."""
+    broker = start_broker("fsync", mqtt__client_id_bytes_max=65535)
+    names = ["n" * 65_534 + last for last in "ab"]
+    for name in names:
+        sub = attach_kept(broker, name, version)
+        sub.subscribe("to/" + name[-1], qos=1)
+        assert sub.publish("by/" + name[-1], b"", 1) in (0, 0x10)  # the log names who published
+        sub.disconnect()
+    publisher = attach(broker, "publisher")
+    publisher.publish("to/a", b"before", 1)
+    restart(broker, how)
+    publisher = attach(broker, "publisher")
+    for last in "ab":
+        publisher.publish("to/" + last, last.encode(), 1)
+    for name, missed in zip(names, ([b"before", b"a"], [b"b"]), strict=True):
+        sub = attach_kept(broker, name, version)
+        assert present(sub)
+        assert sub.payloads(len(missed)) == missed
+        sub.nothing()
+        sub.disconnect()
+    assert not present(attach_kept(broker, names[0][:-1], version))
