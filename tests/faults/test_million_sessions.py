@@ -1,7 +1,6 @@
 """An unclean stop with very many sessions: the start completes, shows progress, and they are all there (C14).
 
-A hundred thousand; a million with TORTURE=1. They are written as the broker writes them, which is quicker than to
-connect them: most in a snapshot, the rest as changes after it.
+A hundred thousand; a million with TORTURE=1.
 """
 
 from __future__ import annotations
@@ -13,46 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from many_sessions import EXPIRY_S, write_state
 
 from harness import BrokerProcess, RawClient
-from tidegate.log.files import SegmentedLog
-from tidegate.log.frame import encode_changes
-from tidegate.log.snapshot import SnapshotWriter
-from tidegate.session import changes
 from tidegate.wire import Properties
 
 SESSIONS = 1_000_000 if os.environ.get("TORTURE") else 100_000
-STEP = 2_000
-EXPIRY_S = 86_400
 DAY = Properties(session_expiry=EXPIRY_S)
-
-
-def records(number: int, position: int, away_ms: int) -> list[bytes]:
-    """A session with two filters, one of them with a wildcard. Every second one was connected when it ended."""
-    name = b"device-%d" % number
-    return [
-        changes.session(
-            number, bool(number % 2), 5, EXPIRY_S, 0 if number % 2 else away_ms, position, name, b"default", None
-        ),
-        changes.subscribed(number, 1, 0, 0, 0, b"to/%d" % number),
-        changes.subscribed(number, 1, 0, 0, 0, b"site/%d/+" % (number % 1000)),
-    ]
-
-
-def write_state(folder: Path) -> None:
-    """An unclean log folder: a snapshot of nine tenths of the sessions, the others in the log behind it."""
-    log = SegmentedLog.open(folder)
-    away_ms = time.time_ns() // 1_000_000
-    in_snapshot = SESSIONS * 9 // 10
-    snapshot = SnapshotWriter(folder, log.end)
-    for first in range(1, SESSIONS + 1, STEP):
-        some = [r for n in range(first, first + STEP) for r in records(n, log.end, away_ms)]
-        if first <= in_snapshot:
-            snapshot.add(some)
-        else:
-            log.append(encode_changes(some, log.end, away_ms), log.end)
-    snapshot.commit()
-    log.close(clean=False)
 
 
 def pause_while_loading(broker: BrokerProcess, pause_s: float) -> None:
@@ -69,7 +35,7 @@ def pause_while_loading(broker: BrokerProcess, pause_s: float) -> None:
 @pytest.mark.attack("C14")
 @pytest.mark.req("S0.3", "S4.1", "S4.6")
 def test_a_start_after_an_unclean_stop_shows_progress_and_finds_all_of_very_many_sessions(tmp_path: Path):
-    write_state(tmp_path / "data" / "log")
+    write_state(tmp_path / "data" / "log", SESSIONS)
     broker = BrokerProcess(tmp_path / "data")
     broker.spawn()
     pause_while_loading(broker, 2.1)

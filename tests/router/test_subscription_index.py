@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from topic_strategies import filters, topics
 
+from instructions import instructions
 from tidegate.router import SubscriptionIndex, has_wildcard, matches
 
 
@@ -229,25 +227,6 @@ def test_when_deep_filters_are_gone_matching_is_as_cheap_as_before() -> None:
     assert index._depths == [0, 1]  # how deep a topic is split
     assert index.match(b"a/" * 100) == ["found"]
     assert index.visits <= 3
-
-
-def instructions(work: Callable[[], object]) -> int:
-    """How many of Python's instructions are carried out: work without a clock, whoever does it."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal count
-        frame.f_trace_opcodes = True
-        count += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def filled(size: int) -> SubscriptionIndex[int, int]:
