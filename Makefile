@@ -7,7 +7,7 @@ KILLS ?= 2000
 MINUTES ?= 20
 VENV := .venv
 # Tests that measure how long others wait: nothing else runs beside them.
-ALONE := tests/heart/test_bystanders.py tests/heart/test_heavy_packets.py
+ALONE := $(addprefix tests/heart/,test_bystanders.py test_bystanders_of_attacks.py test_heavy_packets.py)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WARM_UP = $(BIN)/python -m tidegate.pipeline.warmup >/dev/null 2>&1 || true

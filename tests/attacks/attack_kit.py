@@ -17,7 +17,7 @@ from typing import Any
 from harness import BrokerProcess, RawClient
 from tidegate.wire import Disconnect, Packet, Pingreq, Publish
 
-PATIENCE_S = 60.0  # for what takes long on a busy machine; nothing here measures time
+PATIENCE_S = 60.0  # for what takes long on a busy machine; `tests/heart/test_bystanders_of_attacks.py` measures time
 
 REFUSED = "$SYS/broker/refused/"
 DROPPED = "$SYS/broker/dropped/"

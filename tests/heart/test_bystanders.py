@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable
 
@@ -12,9 +10,10 @@ import pytest
 from heart_kit import (
     MIB,
     Bystander,
+    Eaters,
+    at_rest,
     attach,
     attach_kept,
-    cpu_s,
     eventually,
     nobody_waits,
     publish_all,
@@ -33,16 +32,6 @@ PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
 FILTERS = 10_000
 
 Bystand = Callable[[BrokerProcess], Bystander]
-
-
-def at_rest(broker: BrokerProcess, quiet_s: float = 0.3, patience_s: float = 20) -> None:
-    """Wait until the broker has nothing to do."""
-    deadline_s = time.monotonic() + patience_s
-    since_s, used_s = time.monotonic(), cpu_s(broker)
-    while time.monotonic() - since_s < quiet_s and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-        if cpu_s(broker) > used_s + 0.25 * (time.monotonic() - since_s) + 0.02:
-            since_s, used_s = time.monotonic(), cpu_s(broker)
 
 
 # ── acknowledgements ──
@@ -209,33 +198,6 @@ def test_a_returning_session_with_10000_filters_makes_nobody_wait(broker, bystan
 
 
 # ── retained messages ──
-
-
-class Eaters(threading.Thread):
-    """Reads from many sockets and throws it away."""
-
-    def __init__(self, peers: list[socket.socket]) -> None:
-        super().__init__(daemon=True)
-        self.eaten = 0
-        self._over = threading.Event()
-        self._selector = selectors.DefaultSelector()
-        for peer in peers:
-            peer.setblocking(False)
-            self._selector.register(peer, selectors.EVENT_READ)
-
-    def run(self) -> None:
-        while not self._over.is_set():
-            for key, _ in self._selector.select(0.05):
-                sock = key.fileobj
-                assert isinstance(sock, socket.socket)
-                try:
-                    self.eaten += len(sock.recv(1 << 18))
-                except OSError:
-                    pass
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
 
 
 @pytest.mark.attack("A20")
