@@ -82,7 +82,8 @@ class SimulatedLog:
         self._ticket = 0
         self._requested: int | None = None
         self._reads: list[Callable[[], None]] = []
-        self._snapshot: tuple[int, list[list[bytes]]] = (0, [])
+        self._snapshot: tuple[int, list[list[bytes]]] = (0, [])  # the log's length when it began, and its records
+        self._snapshot_floor = 0
 
     # ── what the test decides ──
 
@@ -94,6 +95,10 @@ class SimulatedLog:
     def length(self) -> int:
         """How many positions were given; where there is one partition, the position after the last."""
         return sum(given & OFFSETS for given in self._given)
+
+    @property
+    def has_snapshot(self) -> bool:
+        return bool(self._snapshot[1])
 
     @property
     def waiting(self) -> bool:
@@ -133,7 +138,7 @@ class SimulatedLog:
         after._given = list(after.ends)
         after.lowest = list(self.lowest)
         after._ticket = after.stored = after.entries[-1].ticket if after.entries else 0
-        after._snapshot = self._snapshot
+        after._snapshot, after._snapshot_floor = self._snapshot, self._snapshot_floor
         return after
 
     def messages(self, *, safe: bool = False) -> Iterator[tuple[int, Run, int]]:
@@ -231,7 +236,7 @@ class SimulatedLog:
         return SimulatedSnapshot(self)
 
     def snapshot_floor(self) -> int:
-        return self._snapshot[0]
+        return self._snapshot_floor
 
     def segments(self) -> list[SegmentFacts]:
         return []
@@ -265,7 +270,7 @@ def _run(rows: Rows, row: int) -> tuple[Any, ...]:
 class SimulatedSnapshot:
     def __init__(self, log: SimulatedLog) -> None:
         self.log = log
-        self.position = log.length
+        self.position, self.floor = log.length, log._given[0]
         self.records: list[list[bytes]] = []
 
     def add(self, records: Sequence[bytes]) -> None:
@@ -274,6 +279,7 @@ class SimulatedSnapshot:
     def commit(self, done: Callable[[bool], None]) -> None:
         def finish() -> None:
             self.log._snapshot = (self.position, self.records)
+            self.log._snapshot_floor = self.floor
             done(True)
 
         self.log._reads.append(finish)

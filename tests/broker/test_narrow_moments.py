@@ -354,6 +354,6 @@ def test_a_qos_2_message_of_a_member_that_is_gone_goes_to_nobody_after_a_crash(s
         for _ in range(5):
             simulated.pass_time(0.1)
             simulated.rest()
-        assert simulated.log.snapshot_floor()
+        assert simulated.log.has_snapshot
     simulated.crash()
     assert payloads(simulated.client("stayer", 5, **KEPT)) == [b"owed"]
