@@ -299,6 +299,32 @@ def test_a_retained_message_reaches_who_subscribes_meanwhile_once(simulated, top
     assert payloads(late) == [b"new"]
 
 
+@pytest.mark.parametrize("topic", [A, B, C])
+def test_what_is_retained_while_earlier_ones_are_handed_over_comes_as_itself_only(simulated, topic):
+    """Each partition has its own end of what was there before the subscription."""
+    publisher = simulated.client("p", 5)
+    others = [other for other in (A, B, C) if other != topic]
+    publish(publisher, *((other, b"old") for other in others), retain=True)
+    simulated.rest()
+    sub = simulated.client("s", 5, receive_maximum=1)
+    sub.received()
+    sub.send(Subscribe(1, (FilterRequest(b"full", 1),)))
+    simulated.rest()
+    publish(publisher, (b"full", b""))
+    simulated.rest()
+    sub.send(Subscribe(2, (FilterRequest(b"t/#", 1),)))
+    simulated.rest()
+    publish(publisher, (topic, b"new"), retain=True)
+    simulated.rest()
+    answers = Answerer(sub)
+    for _ in range(8):
+        simulated.rest()
+        answers.look()
+        answers.acknowledge([0])
+    got = [(packet.topic, packet.retain) for packet in answers.transcript if isinstance(packet, Publish)]
+    assert sorted(got) == sorted([(b"full", False), *((other, True) for other in others), (topic, False)])
+
+
 def test_what_joins_a_flight_that_is_sent_again_is_not_sent_again_with_it():
     """A member of a group returns, and before all of its old messages are out gets a new one right behind them."""
     everyone = [("w2", b"t/+", 2), ("clean", b"t/a", 2), ("narrow", b"t/a", 2), ("v3", b"t/a", 2), ("w3", b"#", 1)]
