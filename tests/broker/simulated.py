@@ -312,14 +312,15 @@ class SimulatedLink(Link):
         self.written = bytearray()
         self.closed = False
         self.throttled = False
+        self.waiting_bytes = 0  # so much of what was written waits for the socket
 
     def write(self, data: bytes) -> int:
         if not self.closed:
             self.written += data
-        return 0
+        return self.waiting_bytes
 
     def unsent(self) -> int:
-        return 0
+        return self.waiting_bytes
 
     def close(self) -> None:
         self.closed = True

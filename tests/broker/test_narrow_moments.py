@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 from simulated import SimulatedBroker, SimulatedClient, SimulatedLog
 
-from tidegate.wire import FilterRequest, Puback, Pubcomp, Publish, Pubrec, Pubrel, Subscribe, Unsubscribe
+from packet_bytes import publish_bytes
+from tidegate.wire import (
+    Connect,
+    FilterRequest,
+    Properties,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Subscribe,
+    Unsubscribe,
+    encode,
+)
 
 KEPT: dict[str, Any] = {"clean": False, "session_expiry": 1000}
 
@@ -357,3 +370,96 @@ def test_a_qos_2_message_of_a_member_that_is_gone_goes_to_nobody_after_a_crash(s
         assert simulated.log.has_snapshot
     simulated.crash()
     assert payloads(simulated.client("stayer", 5, **KEPT)) == [b"owed"]
+
+
+# ── within one tick ──
+
+
+@pytest.mark.req("S2.12")
+@pytest.mark.parametrize("limit", [{}, {"maximum_packet_size": 1_000_000}])
+def test_a_group_whose_member_has_no_room_for_all_of_a_tick_gets_the_rest_later(simulated, limit):
+    """Two kinds of messages in one tick, of which the first alone fill the member's socket."""
+    member = subscribed(simulated, "m", b"$share/g/t/#", 1, **limit)
+    publisher = simulated.client("p", 5)
+    large = [publish_bytes(b"t/a", b"%02d" % i + bytes(60_000), 1, i + 1, version=5) for i in range(30)]
+    small = [publish_bytes(b"t/a", b"small %d" % i, 1, 100 + i, retain=True, version=5) for i in range(3)]
+    publisher.send_bytes(b"".join(large + small))
+    got: list[bytes] = []
+    for _ in range(40):
+        simulated.rest()
+        for packet in member.only(Publish):
+            got.append(packet.payload)
+            member.send(Puback(packet.packet_id))
+    assert len(got) == 33 and {b"small 0", b"small 1", b"small 2"} <= set(got)
+
+
+def test_hundreds_of_links_that_had_to_wait_are_read_one_after_the_other(simulated):
+    """Each has packets beyond its share of a tick, and is read from again in the next: not one within the other."""
+    clients = [simulated.client(f"c{i}") for i in range(700)]
+    simulated.hurrying = True
+    for client in clients:
+        client.send_bytes(b"\xc0\x00" + publish_bytes(b"t", b"x"))
+    assert sum(client.link.busy for client in clients) > 100
+    simulated.rest()
+    assert simulated.broker.counters.publishes_received == 700
+
+
+# ── coming back with many filters ──
+
+
+def returned_with(simulated: SimulatedBroker, filters: int, more: bytes, **connect: Any) -> SimulatedClient:
+    """A session comes back to five messages that it did not acknowledge; `more` follows its CONNECT at once."""
+    client = simulated.client("s", 5, **KEPT)
+    client.send(Subscribe(1, tuple(FilterRequest(b"t/%d" % i, 1) for i in range(filters))))
+    simulated.rest()
+    publish(simulated, *((b"%d" % n, 1) for n in range(5)), topic=b"t/1")
+    assert [packet.packet_id for packet in client.only(Publish)] == [1, 2, 3, 4, 5]
+    client.drop()
+    simulated.rest()
+    again = SimulatedClient(simulated, 5)
+    connecting = Connect(5, b"s", False, properties=Properties(session_expiry=1000, **connect))
+    again.send_bytes(encode(connecting, 5) + more)
+    simulated.rest()
+    return again
+
+
+@pytest.mark.parametrize("filters", [30, 100])
+def test_acknowledgements_right_behind_a_connect_make_no_room_twice(simulated, filters):
+    late = b"".join([encode(Puback(pid), 5) for pid in range(1, 6)])
+    again = returned_with(simulated, filters, late, receive_maximum=3)
+    assert again.link.outbox.used == 0
+    again.received()
+    publish(simulated, *((b"new %d" % n, 1) for n in range(10)), topic=b"t/1")
+    assert len(payloads(again)) == 3
+
+
+@pytest.mark.parametrize("filters", [30, 100])
+def test_what_is_sent_while_filters_are_still_being_looked_at_is_not_sent_again(simulated, filters):
+    replay = encode(Subscribe(2, (FilterRequest(b"$replay/earliest/t/1", 1),)), 5)
+    again = returned_with(simulated, filters, replay)
+    got = again.only(Publish)
+    assert sorted(packet.packet_id for packet in got) == list(range(1, 11))
+    assert [packet.packet_id for packet in got if packet.dup] == [1, 2, 3, 4, 5]
+    for packet in got:
+        again.send(Puback(packet.packet_id))
+    simulated.rest()
+    assert again.link.outbox.used == 0
+
+
+# ── no room for anybody ──
+
+
+def test_a_reader_that_had_no_room_because_of_others_goes_on_when_there_is_some(simulated):
+    """Its socket took too little to have its share, and never so little that it was paused."""
+    subscriber = subscribed(simulated, "s", b"t", 0)
+    outbox = subscriber.link.outbox
+    others = 300 << 20
+    simulated.broker.post.sending_bytes += others
+    subscriber.link.waiting_bytes = 100_000
+    publish(simulated, (bytes(100_000), 0), *((b"%d" % n, 0) for n in range(5)))
+    assert not outbox.paused and len(payloads(subscriber)) == 1
+    simulated.broker.post.sending_bytes -= others
+    subscriber.link.waiting_bytes = 0
+    simulated.pass_time(1)
+    simulated.rest()
+    assert payloads(subscriber) == [b"0", b"1", b"2", b"3", b"4"]

@@ -235,6 +235,15 @@ def _resume(broker: Broker, link: Link, session: Session) -> None:
     if link.session is not session:
         return
     session.live_from = tuple(broker.delivery.ends)
+    # What was in flight is known before anything else can be: the client may answer at once, and groups go on.
+    reader, flights = session.reader, session.flights
+    if flights is not None:
+        for flight in flights:
+            if flight.state is State.RELEASED:
+                link.outbox.hold(PUBRELS[4 * flight.pid : 4 * (flight.pid + flight.count)])
+                link.outbox.used += flight.count
+            else:
+                reader.again, reader.again_end = 0, flights.next_number
     job = _attach(broker, link, session)
     if next(job, None) is not None:
         broker.gate.add(job)
@@ -249,21 +258,10 @@ def _attach(broker: Broker, link: Link, session: Session) -> Job:
             if link.session is not session:
                 return
     delivery = broker.delivery
-    reader = session.reader
-    flights = session.flights
-    to_send = False
-    if flights is not None:
-        for flight in flights:
-            if flight.state is State.RELEASED:
-                link.outbox.hold(PUBRELS[4 * flight.pid : 4 * (flight.pid + flight.count)])
-                link.outbox.used += flight.count
-            else:
-                to_send = True
-    if to_send and flights is not None:
-        reader.again, reader.again_end = 0, flights.next_number
-        delivery.resend(reader)
+    if session.reader.again is not None:
+        delivery.resend(session.reader)
     else:
-        delivery.attach(reader)
+        delivery.attach(session.reader)
     for own in session.own_readers or ():
         delivery.attach(own)
     broker.groups.attend(session)

@@ -78,6 +78,7 @@ class Broker:
         self.tracers: dict[bytes, set[tuple[int, bytes]]] = {}  # topics of traces, and the subscriptions to each
         self.spent = 0  # on packets since the last tick, in units of about 10 µs
         self.hurrying = False  # what is announced is written to sockets at once
+        self.flushing = False  # packets that are taken now are those of links that had to wait; theirs is the next tick
 
         self.table = RouteTable(config.mqtt.topic_levels_max)
         self.post = Post(self.counters, self.request_tick)
@@ -145,6 +146,7 @@ class Broker:
     def flush(self) -> None:
         """Carry out everything this tick collected."""
         self._ticking = False
+        self.flushing = True
         self.spent = 0
         self.settle()
         if self.gate.jobs:
@@ -154,6 +156,7 @@ class Broker:
         if self.storing.unstored:
             self.log.commit()
         self._write()
+        self.flushing = False
 
     def settle(self) -> None:
         """Append what has been collected, if there are messages among it."""

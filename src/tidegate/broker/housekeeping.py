@@ -63,6 +63,10 @@ class Housekeeping:
         broker.retaining.expire()
         for outbox in list(broker.post.stuck):
             outbox.look()
+            if outbox.full and outbox.room():
+                # It was never paused, so nobody tells that its socket has taken what others had no room for.
+                outbox.full = False
+                broker.unblock(outbox)
         broker.room.look()
         broker.storing.retry()  # is there room now?
         if broker.now_s - self._retention_s >= broker.config.log.clean_interval_s and not self._trimming:

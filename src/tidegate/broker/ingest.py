@@ -101,7 +101,9 @@ def ingest(broker: Broker, link: Link, data: bytes) -> None:
     tick = broker.post.tick
     if before[0] is not None and tick.weight != before:
         broker.storing.throttle(link)
-    if tick.bytes > TICK_BYTES_MAX or len(tick.changes) > TICK_CHANGES_MAX:
+    if broker.flushing:
+        broker.request_tick()
+    elif tick.bytes > TICK_BYTES_MAX or len(tick.changes) > TICK_CHANGES_MAX:
         broker.flush()  # one wake-up of the event loop may bring many megabytes
     elif not broker.ticking and (tick.rows.payloads or tick.promises):
         few = len(tick.rows.payloads) <= HURRY_MESSAGES_MAX

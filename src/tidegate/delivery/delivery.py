@@ -102,8 +102,8 @@ class Delivery:
                     continue
                 if target.link is None:
                     reached = reader.deal(rows, a, b)  # type: ignore[attr-defined]
-                    if reader.redo:  # type: ignore[attr-defined]
-                        self.behind(reader)
+                    if reached == b and reader.redo:  # type: ignore[attr-defined]
+                        self._behind_from(reader, positions[b - 1] + 1)
                 else:
                     reached = target.link.outbox.send(target, rows, a, b, stretch)
                 if reached < b:
