@@ -15,7 +15,7 @@ from tidegate.delivery.group import Group
 from tidegate.delivery.tick import Kind
 from tidegate.errors import ProtocolViolation
 from tidegate.session import changes
-from tidegate.session.flights import PIDS, PUBACKS, PUBCOMPS, PUBRECS, PUBRELS, Flight, State
+from tidegate.session.flights import PIDS, PUBACKS, PUBCOMPS, PUBRECS, PUBRELS, RELEASED, SENT, Flight
 from tidegate.session.link import Link
 from tidegate.session.session import Session
 from tidegate.session.skip import Skip
@@ -80,7 +80,7 @@ def _fits(first: int, flight: Flight) -> bool:
     """Whether this acknowledgement is the next one for the flight."""
     if first == PUBACK:
         return flight.qos == 1
-    return flight.qos == 2 and flight.state is (State.SENT if first == PUBREC else State.RELEASED)
+    return flight.qos == 2 and flight.state is (SENT if first == PUBREC else RELEASED)
 
 
 def _common(data: bytes, pos: int, expected: bytes, pid: int, most: int) -> int:
@@ -100,9 +100,9 @@ def _received(broker: Broker, link: Link, session: Session, flight: Flight, at: 
     flights = session.in_flight()
     _came_before(link, session, flight, at, count)
     flight = flights.cut(flight, at, count)
-    flight.state = State.RELEASED
+    flight.state = RELEASED
     pid = flight.pid
-    broker.change(changes.flights(session.number, flight.reader.number, pid, 2, State.RELEASED, flight.positions))
+    broker.change(changes.flights(session.number, flight.reader.number, pid, 2, RELEASED, flight.positions))
     broker.counters.messages_sent += count
     return PUBRELS[4 * pid : 4 * (pid + count)]
 
@@ -131,7 +131,7 @@ def _came_before(link: Link, session: Session, flight: Flight, at: int, count: i
     """Messages that this connection has not brought yet, for the client had them from the one before, need not come
     again; they were not counted as being on their way."""
     reader = session.reader
-    if reader.again is not None and flight.state is State.SENT:
+    if reader.again is not None and flight.state is SENT:
         first = flight.number + at
         link.outbox.used += max(0, min(first + count, reader.again_end) - max(first, reader.again))
 
@@ -193,7 +193,7 @@ def on_pubrec(broker: Broker, link: Link, packet: Pubrec) -> None:
         raise ProtocolViolation("PUBREC for a QoS 1 message")
     if packet.reason >= Reason.UNSPECIFIED_ERROR:
         _one(broker, link, session, flight, at, packet.reason)
-    elif flight.state is State.RELEASED:
+    elif flight.state is RELEASED:
         link.outbox.hold(PUBRELS[4 * pid : 4 * pid + 4])  # as if it had been the first
     else:
         link.outbox.ack_seen_s = broker.now_s
@@ -207,7 +207,7 @@ def on_pubcomp(broker: Broker, link: Link, packet: Pubcomp) -> None:
         broker.counters.refused["PUBCOMP for nothing"] += 1
         return
     flight, at = found
-    if flight.state is not State.RELEASED:
+    if flight.state is not RELEASED:
         raise ProtocolViolation("PUBCOMP before PUBREC")
     _one(broker, link, session, flight, at, 0)
 

@@ -33,7 +33,7 @@ from tidegate.log.rows import Rows
 from tidegate.log.run import QOS_MASK
 from tidegate.ports.archive import Archive, Archived
 from tidegate.ports.commitlog import CommitLog
-from tidegate.session.link import Link, Phase, Stop
+from tidegate.session.link import CLOSED, NEW, Link, Stop
 from tidegate.wire import (
     NO_PROPERTIES,
     Ack,
@@ -115,9 +115,9 @@ class Broker:
 
     def lost(self, link: Link) -> None:
         """The connection ended without a DISCONNECT."""
-        if link.phase is not Phase.CLOSED:
+        if link.phase is not CLOSED:
             self.sessions.leave(link, send_will=True, why="connection lost")
-            link.phase = Phase.CLOSED
+            link.phase = CLOSED
             self.deadlines.forget(link)
         if link.outbox is not None:  # None: it was turned away before it was accepted
             link.outbox.closed()
@@ -227,7 +227,7 @@ class Broker:
 
     def handle(self, link: Link, first: int, body: bytes) -> None:
         """One packet that is neither a PUBLISH nor a plain acknowledgement."""
-        if link.phase is Phase.NEW:
+        if link.phase is NEW:
             if first >> 4 != 1:
                 raise ProtocolViolation("the first packet must be CONNECT")  # [MQTT-3.1.0-1]
             link.version = peek_version(body) or 4  # so that a refusal can be understood
@@ -287,18 +287,18 @@ class Broker:
 
     def go_on(self, link: Link) -> None:
         link.busy = False
-        if link.phase is not Phase.CLOSED:
+        if link.phase is not CLOSED:
             link.go_on(Stop.BUSY, self.now_s)
             self.receive(link, b"")
 
     def fault(self, link: Link, error: PeerError) -> None:
         """The peer broke a rule: say so with the reason code, close, count."""
-        if link.phase is Phase.CLOSED:
+        if link.phase is CLOSED:
             return
         self.counters.refused[f"{type(error).__name__} 0x{error.reason:02X}"] += 1
         about = {"client": link.client_id, "peer": link.peer, "reason": f"0x{error.reason:02X}", "why": str(error)}
         self.report("peer.fault", about)
-        if link.phase is Phase.NEW:
+        if link.phase is NEW:
             connect.refuse(self, link, error)
         else:
             self.close(link, error.reason, str(error))
@@ -341,7 +341,7 @@ class Broker:
 
     def close(self, link: Link, reason: int, why: str = "", *, send_will: bool = True) -> None:
         """End a connection from our side. An MQTT 5 client is told why [MQTT-4.13.1-1]."""
-        if link.phase is Phase.CLOSED:
+        if link.phase is CLOSED:
             return
         while self.post.tick:
             self._append()  # what it is owed for its messages comes before the last word
@@ -358,7 +358,7 @@ class Broker:
 
     def shut(self, link: Link) -> None:
         """Close the socket once what has been written is out."""
-        link.phase = Phase.CLOSED
+        link.phase = CLOSED
         self.deadlines.forget(link)
         if not link.outbox.out:
             self.post.dirty.append(link.outbox)
@@ -387,7 +387,7 @@ class Broker:
                 if link.trace is not None:
                     tracing.sent(self, link, outbox.out)
                 sent += outbox.write()
-            if link.phase is Phase.CLOSED:
+            if link.phase is CLOSED:
                 link.close()
                 outbox.closed()
             elif outbox.full and not outbox.paused:

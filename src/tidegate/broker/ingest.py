@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidegate.broker import acks, tracing
 from tidegate.delivery.encode import expiry_property, key_of
-from tidegate.delivery.tick import Kind, Stretch
+from tidegate.delivery.tick import CALL, PUBACK, PUBREC, Stretch
 from tidegate.errors import MalformedPacket, PeerError, ProtocolViolation, Refused
 from tidegate.limits import CONNECT_BYTES_MAX, PROPERTY_BLOCKS_MAX, SPENT_MAX, TICK_BYTES_MAX, TICK_CHANGES_MAX
 from tidegate.log.run import NO_EXPIRY, NOT_KEPT, RETAIN
 from tidegate.router import check_topic
 from tidegate.session import changes
 from tidegate.session.flights import PIDS
-from tidegate.session.link import Link, Phase
+from tidegate.session.link import CLOSED, OPEN, Link
 from tidegate.session.session import Session
 from tidegate.wire import Properties, Puback, Publish, Pubrec, Reason, read_properties
 
@@ -67,7 +67,7 @@ def ingest(broker: Broker, link: Link, data: bytes) -> None:
         tracing.received(broker, link, data)
     while pos < end and not link.busy:
         first = data[pos]
-        if link.phase is Phase.OPEN:
+        if link.phase is OPEN:
             began = pos
             kind = first >> 4
             if kind == PUBLISH_PACKET:
@@ -88,7 +88,7 @@ def ingest(broker: Broker, link: Link, data: bytes) -> None:
         pos = after
         packets += 1
         broker.handle(link, first, data[at:after])
-        if link.phase is Phase.CLOSED:
+        if link.phase is CLOSED:
             broker.counters.messages_received += packets
             return
         if broker.spent > SPENT_MAX and pos < end and not link.busy:
@@ -187,7 +187,7 @@ def _publishes(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> i
     def promise() -> None:
         nonlocal pids
         if pids:
-            tick.promise(Kind.PUBACK if qos == 1 else Kind.PUBREC, link, pids, reason)
+            tick.promise(PUBACK if qos == 1 else PUBREC, link, pids, reason)
             link.receiving += len(pids)
             if qos == 2:
                 tick.changes.append(changes.inbounds(session.number, pids))
@@ -262,7 +262,7 @@ def _publishes(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> i
                     # The message is stored already; only the PUBREC was lost [MQTT-4.3.3-10].
                     close_stretch()
                     promise()
-                    tick.promise(Kind.CALL, link, partial(_received_before, broker, link, session, pid))
+                    tick.promise(CALL, link, partial(_received_before, broker, link, session, pid))
                     again += 1
                     pos = stretch_pos = after
                     last = None

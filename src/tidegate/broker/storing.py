@@ -13,11 +13,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from tidegate.delivery.tick import Kind, Promise, Tick
+from tidegate.delivery.tick import (
+    ANSWER,
+    CALL,
+    MESSAGE,
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    TAKEN_PUBACK,
+    TAKEN_PUBREC,
+    Kind,
+    Promise,
+    Tick,
+)
 from tidegate.errors import DiskFull, StorageError
 from tidegate.limits import TICK_CHANGES_MAX, UNSTORED_BYTES_MAX
 from tidegate.session import changes
-from tidegate.session.link import Link, Phase, Stop
+from tidegate.session.link import CLOSED, OPEN, Link, Stop
 
 if TYPE_CHECKING:
     from tidegate.broker.core import Broker
@@ -85,7 +97,7 @@ class Storing:
         if self.log.unstored_bytes > UNSTORED_BYTES_MAX:
             self.behind = True
             for promise in tick.promises:
-                if promise.kind <= Kind.PUBREC:
+                if promise.kind <= PUBREC:
                     self.throttle(promise.link)
 
     def _probe(self, tick: Tick) -> bool:
@@ -150,21 +162,21 @@ class Storing:
             broker.counters.dropped["refused by the log"] += len(tick.rows.payloads)
         self._unwritten += tick.changes
         for kind, link, pids, _ in tick.promises:
-            if kind is Kind.PUBREC:  # before any connection is closed, which parts it from its session
+            if kind is PUBREC:  # before any connection is closed, which parts it from its session
                 session = link.session or broker.sessions.get(link.client_id)
                 if session is not None and session.inbound is not None:
                     session.inbound.difference_update(pids)
                     self._taken_back.setdefault(session, set()).update(pids)
         for promise in tick.promises:
             kind, link, pids, _ = promise
-            if kind > Kind.PUBREC:
+            if kind > PUBREC:
                 self._waiting.append(promise)
                 continue
             link.receiving -= len(pids)
-            if link.phase is not Phase.OPEN:
+            if link.phase is not OPEN:
                 continue
             if link.v5:
-                first = b"\x40\x03" if kind is Kind.PUBACK else b"\x50\x03"
+                first = b"\x40\x03" if kind is PUBACK else b"\x50\x03"
                 link.outbox.put(b"".join([first + pid + b"\x97" for pid in pids]))
             else:
                 # MQTT 3 has no negative acknowledgement: without one the client keeps the message.
@@ -183,16 +195,16 @@ class Storing:
         gone: set[Link] | None = None
         counters = self._broker.counters
         for kind, link, what, reason in promises:
-            if link.phase is Phase.CLOSED:
-                if kind is not Kind.CALL:
+            if link.phase is CLOSED:
+                if kind is not CALL:
                     gone = gone or set()
                     gone.add(link)
                 continue
-            if kind is Kind.MESSAGE:
+            if kind is MESSAGE:
                 link.outbox.message_stored(what)
-            elif kind is Kind.ANSWER:
+            elif kind is ANSWER:
                 link.outbox.kept(what)
-            elif kind is Kind.CALL:
+            elif kind is CALL:
                 what()
             else:
                 if kind not in UNFINISHED:
@@ -270,7 +282,7 @@ class Storing:
 
     def throttle(self, link: Link) -> None:
         """Read nothing more from a link, whose packets made something to store, until the disk has caught up."""
-        if link.phase is Phase.OPEN:
+        if link.phase is OPEN:
             self._throttled.add(link)
             link.stop(Stop.DISK)
 
@@ -289,11 +301,11 @@ def _acknowledgements(kind: Kind, pids: list[bytes], reason: int) -> bytes:
 
 UNKNOWN = 1 << 62  # the ticket of an append that is still to be made
 _FIRST = {
-    Kind.PUBACK: b"\x40",
-    Kind.PUBREC: b"\x50",
-    Kind.PUBCOMP: b"\x70",
-    Kind.TAKEN_PUBACK: b"\x40",
-    Kind.TAKEN_PUBREC: b"\x50",
+    PUBACK: b"\x40",
+    PUBREC: b"\x50",
+    PUBCOMP: b"\x70",
+    TAKEN_PUBACK: b"\x40",
+    TAKEN_PUBREC: b"\x50",
 }
-UNFINISHED = (Kind.PUBREC, Kind.TAKEN_PUBREC)  # PUBREL and PUBCOMP follow
-TAKEN = {Kind.PUBACK: Kind.TAKEN_PUBACK, Kind.PUBREC: Kind.TAKEN_PUBREC}
+UNFINISHED = (PUBREC, TAKEN_PUBREC)  # PUBREL and PUBCOMP follow
+TAKEN = {PUBACK: TAKEN_PUBACK, PUBREC: TAKEN_PUBREC}

@@ -41,7 +41,7 @@ from tidegate.ports.commitlog import CommitLog
 from tidegate.router import has_wildcard, literal_prefix, matches
 from tidegate.session import changes
 from tidegate.session.flights import Flight, State
-from tidegate.session.link import Phase
+from tidegate.session.link import OPEN
 from tidegate.session.reader import AWAY, BEHIND, BLOCKED, GONE, LIVE, READING, RESENDING, Reader
 from tidegate.session.session import Session, Subscription
 
@@ -265,7 +265,7 @@ class Delivery:
         if isinstance(reader, Group):
             return reader.attended
         link = reader.session.link  # type: ignore[union-attr]
-        return link is not None and link.phase is Phase.OPEN
+        return link is not None and link.phase is OPEN
 
     def _at_end(self, reader: Reader) -> bool:
         return all(cursor >= end for cursor, end in zip(reader.cursors, self.ends, strict=True))

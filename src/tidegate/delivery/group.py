@@ -13,7 +13,7 @@ from tidegate.delivery.routes import Target
 from tidegate.log.rows import Rows
 from tidegate.log.run import QOS_MASK
 from tidegate.router.groups import Strategy, make_strategy
-from tidegate.session.link import Phase
+from tidegate.session.link import OPEN
 from tidegate.session.reader import Reader
 from tidegate.session.session import Session, Subscription
 
@@ -114,7 +114,7 @@ def forget_handed_on(session: Session) -> None:
 def _credit(member: Subscription, qos: int, wanted: int) -> int:
     """How many of these messages the member can take now."""
     link = member.session.link
-    if link is None or link.phase is not Phase.OPEN or not link.outbox.room():
+    if link is None or link.phase is not OPEN or not link.outbox.room():
         return 0
     if not qos or not member.qos:
         return wanted

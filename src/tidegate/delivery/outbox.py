@@ -17,12 +17,12 @@ from typing import Any
 from tidegate.counters import Counters
 from tidegate.delivery.encode import NO_PID, TOPIC_ALIAS, Key, aliased, block_of, key_of, packet, pieces, replay_block
 from tidegate.delivery.routes import Target
-from tidegate.delivery.tick import Kind, Stretch, Tick
+from tidegate.delivery.tick import ANSWER, MESSAGE, Stretch, Tick
 from tidegate.limits import ANSWERS_BYTES_MAX, SEND_BYTES_MAX, SENDING_BYTES_MAX, SENDING_SHARE_BYTES
 from tidegate.log.rows import Rows
 from tidegate.log.run import NO_EXPIRY, QOS_MASK, RETAIN
 from tidegate.session import changes
-from tidegate.session.flights import PIDS, Flight, Flights, State
+from tidegate.session.flights import PIDS, SENT, Flight, Flights
 from tidegate.session.link import Link, Stop
 from tidegate.session.reader import Reader
 from tidegate.session.session import Session
@@ -126,7 +126,7 @@ class Outbox:
 
     def hold(self, data: bytes) -> None:
         """Send an answer when everything collected up to the end of this tick is stored."""
-        self._post.tick.promise(Kind.ANSWER, self.link, data)
+        self._post.tick.promise(ANSWER, self.link, data)
         self.answers_bytes += len(data)
         self._post.request_tick()
         if self.answers_bytes > ANSWERS_BYTES_MAX:
@@ -225,7 +225,7 @@ class Outbox:
         self.out_bytes += len(data)
         post.sending_bytes += len(data)
         post.counters.publish_bytes_sent += len(data)
-        post.tick.promise(Kind.MESSAGE, self.link, data)
+        post.tick.promise(MESSAGE, self.link, data)
         post.request_tick()
 
     def message_stored(self, data: bytes) -> None:
@@ -274,7 +274,7 @@ class Outbox:
                 # Packet ids of QoS 2 messages are stored before they are used: after a crash the same message must
                 # come with the same id, or the client could not tell it from a new one (I4).
                 self._post.tick.changes.append(
-                    changes.flights(session.number, reader.number, pid, qos, State.SENT, span)
+                    changes.flights(session.number, reader.number, pid, qos, SENT, span)
                 )
         return first
 

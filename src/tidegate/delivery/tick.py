@@ -34,6 +34,9 @@ class Kind(IntEnum):
     TAKEN_PUBREC = 7
 
 
+PUBACK, PUBREC, ANSWER, MESSAGE, CALL, PUBCOMP, TAKEN_PUBACK, TAKEN_PUBREC = Kind
+
+
 class Promise(NamedTuple):
     kind: Kind
     link: Link

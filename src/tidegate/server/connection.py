@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from tidegate.broker.deadlines import watch_new
 from tidegate.limits import ANSWERS_BYTES_MAX, LINGER_S, READ_TURN_BYTES, SEND_BYTES_MAX
-from tidegate.session.link import Link, Phase, Stop
+from tidegate.session.link import CLOSED, Link, Stop
 
 # What is read from a connection that is being closed: more than the buffers of both its sockets hold (Linux: 6 and
 # 4 MB), so that all that was under way when the peer could learn of the end is taken from it.
@@ -62,7 +62,7 @@ class Connection(Link, asyncio.Protocol):
             self.broker.counters.refused["too many connections"] += 1
             why = "the broker is shutting down" if self.broker.closing else "too many connections"
             self.broker.report("connection.refused", {"peer": self.peer, "why": why})
-            self.phase = Phase.CLOSED
+            self.phase = CLOSED
             self.transport.abort()
             return
         self.open_connections.add(self)
@@ -72,7 +72,7 @@ class Connection(Link, asyncio.Protocol):
         watch_new(self.broker, self)
 
     def data_received(self, data: bytes) -> None:
-        if self.phase is Phase.CLOSED or self.cut_off is not None:
+        if self.phase is CLOSED or self.cut_off is not None:
             self.discarded_bytes += len(data)
             if self.discarded_bytes > LINGER_BYTES_MAX and self.transport is not None:
                 self.transport.abort()

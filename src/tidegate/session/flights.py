@@ -40,6 +40,9 @@ class State(IntEnum):
     DONE = 3
 
 
+SENT, RELEASED, DONE = State
+
+
 class Flight:
     __slots__ = ("message", "number", "positions", "qos", "reader", "state")
 
@@ -49,7 +52,7 @@ class Flight:
         positions: range,
         qos: int,
         reader: Reader,
-        state: State = State.SENT,
+        state: State = SENT,
         message: Any = None,
     ) -> None:
         self.number = number
@@ -162,7 +165,7 @@ class Flights:
             if (
                 reader is last.reader
                 and qos == last.qos
-                and last.state is State.SENT
+                and last.state is SENT
                 and number == last.number + len(before)
                 and (number - 1) % PACKET_IDS  # a flight's identifiers do not start again at 1
                 and positions.start == before.stop
@@ -173,7 +176,7 @@ class Flights:
             ):
                 last.positions = range(before.start, positions.stop)
                 return (number - 1) % PACKET_IDS + 1
-        self._flights.append(Flight(number, positions, qos, reader, State.SENT, message))
+        self._flights.append(Flight(number, positions, qos, reader, SENT, message))
         self._numbers.append(number)
         return (number - 1) % PACKET_IDS + 1
 
@@ -208,7 +211,7 @@ class Flights:
         if at == 0:
             if count == size:
                 self._remove(flight)
-                flight.state = State.DONE
+                flight.state = DONE
             else:
                 place = self._place(flight)
                 flight.positions = positions[count:]

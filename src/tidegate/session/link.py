@@ -24,6 +24,9 @@ class Phase(IntEnum):
     CLOSED = 2
 
 
+NEW, OPEN, CLOSED = Phase  # where they are asked for each message: an enumeration's attributes are slow to look up
+
+
 class Stop(IntFlag):
     """Why the broker reads nothing from a client at the moment. Such a client is not silent: it is not heard."""
 
