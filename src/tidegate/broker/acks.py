@@ -98,7 +98,8 @@ def _common(data: bytes, pos: int, expected: bytes, pid: int, most: int) -> int:
 def _received(broker: Broker, link: Link, session: Session, flight: Flight, at: int, count: int) -> bytes:
     """The client has QoS 2 messages: once that is stored, they are released, with these PUBRELs."""
     flights = session.in_flight()
-    _came_before(link, session, flight, at, count)
+    if session.reader.again is not None:
+        _came_before(link, session, flight, at, count)
     flight = flights.cut(flight, at, count)
     flight.state = RELEASED
     pid = flight.pid
@@ -112,7 +113,8 @@ def finished(broker: Broker, link: Link, session: Session, flight: Flight, at: i
     flights = session.in_flight()
     reader = flight.reader
     qos = flight.qos
-    _came_before(link, session, flight, at, count)
+    if session.reader.again is not None:
+        _came_before(link, session, flight, at, count)
     if qos == 2 or not reader.number:
         broker.change(done_record(session, flight, at, count))
     done = flights.finish(flight, at, count)
@@ -131,7 +133,8 @@ def _came_before(link: Link, session: Session, flight: Flight, at: int, count: i
     """Messages that this connection has not brought yet, for the client had them from the one before, need not come
     again; they were not counted as being on their way."""
     reader = session.reader
-    if reader.again is not None and flight.state is SENT:
+    assert reader.again is not None
+    if flight.state is SENT:
         first = flight.number + at
         link.outbox.used += max(0, min(first + count, reader.again_end) - max(first, reader.again))
 

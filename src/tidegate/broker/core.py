@@ -72,7 +72,7 @@ class Broker:
         self.closing = False
         self.numbers = count(1)  # names of sessions and readers in the log
         self._wake = wake
-        self._ticking = False
+        self.ticking = False  # a tick has been asked for
         self.look_at_clock: Callable[[], None] = lambda: None  # tells the time as it is, by `at`
         self.hurry: Callable[[], bool] = lambda: False  # flushes at once if the server sees no reason to wait
         self.tracers: dict[bytes, set[tuple[int, bytes]]] = {}  # topics of traces, and the subscriptions to each
@@ -135,17 +135,13 @@ class Broker:
         self.now_ms = self.post.now_ms = now_ms
 
     def request_tick(self) -> None:
-        if not self._ticking:
-            self._ticking = True
+        if not self.ticking:
+            self.ticking = True
             self._wake()
-
-    @property
-    def ticking(self) -> bool:
-        return self._ticking
 
     def flush(self) -> None:
         """Carry out everything this tick collected."""
-        self._ticking = False
+        self.ticking = False
         self.flushing = True
         self.spent = 0
         self.settle()

@@ -197,8 +197,9 @@ def _publishes(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> i
         while pos + 4 < end:
             head = data[pos]
             if head != first:
-                close_stretch()
-                promise()
+                if first:
+                    close_stretch()
+                    promise()
                 if head >> 4 != PUBLISH_PACKET:
                     break
                 first = head
@@ -302,7 +303,10 @@ def _publishes(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> i
                     last = None
             if route is not last:
                 if route.targets is not targets:
-                    close_stretch()
+                    if row > stretch_row:
+                        close_stretch()
+                    else:
+                        stretch_pos = pos
                     targets = route.targets
                 if qos and v5 and reason != (0 if route.matched else 0x10):
                     promise()

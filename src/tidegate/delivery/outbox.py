@@ -246,7 +246,7 @@ class Outbox:
             if count <= 0 or not (count := flights.free(count)):
                 break
             some = made if count == b - begun else made[3 * (a - begun) : 3 * (a - begun + count)]
-            pid = self._begin(reader, positions, a, a + count, qos, message)
+            pid = self._begin(flights, reader, positions, a, a + count, qos, message)
             some[1::3] = PIDS[pid : pid + count]
             data = b"".join(some)
             if qos == 1:
@@ -257,10 +257,11 @@ class Outbox:
         self._post.counters.publishes_sent += a - begun
         return a
 
-    def _begin(self, reader: Reader, positions: Sequence[int], a: int, b: int, qos: int, message: Any) -> int:
+    def _begin(
+        self, flights: Flights, reader: Reader, positions: Sequence[int], a: int, b: int, qos: int, message: Any
+    ) -> int:
         """Give packet ids to rows a … b-1: the first one. There is credit for all."""
         session: Session = self.session  # type: ignore[assignment]
-        flights = session.in_flight()
         if not self.used:
             self.ack_seen_s = self._post.now_s
         self.used += b - a

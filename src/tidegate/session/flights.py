@@ -197,6 +197,9 @@ class Flights:
             return None
         number = self.next_number - 1
         number -= ((number - 1) % PACKET_IDS + 1 - pid) % PACKET_IDS
+        first = self._flights[self._front]
+        if 0 <= number - first.number < len(first.positions):
+            return first, number - first.number  # as most are
         flight = self._holder(number)
         if flight is None:
             return None
@@ -247,8 +250,9 @@ class Flights:
         return bisect_right(self._numbers, flight.number, lo=self._front) - 1
 
     def _remove(self, flight: Flight) -> None:
-        place = self._place(flight)
-        if place == self._front:
+        front = self._flights[self._front] is flight
+        place = self._front if front else self._place(flight)
+        if front:
             self._front += 1
             if self._front > _SLACK or self._front == len(self._flights):
                 del self._flights[: self._front], self._numbers[: self._front]
