@@ -463,3 +463,44 @@ def test_a_reader_that_had_no_room_because_of_others_goes_on_when_there_is_some(
     simulated.pass_time(1)
     simulated.rest()
     assert payloads(subscriber) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+# ── a snapshot, and what the log says after it ──
+
+
+@pytest.mark.req("S4.5")
+@pytest.mark.parametrize("soon", [True, False], ids=["at once", "later"])
+def test_a_position_that_only_the_snapshot_knows_is_not_undone_by_an_older_one_in_the_log(
+    simulated, monkeypatch, soon
+):
+    """While a snapshot is copied the session's position is written, moves on, and is copied as it then is. After a crash
+    the older one comes last."""
+    sub = subscribed(simulated, "s", b"t", 2)
+    publish(simulated, *((b"%d" % n, 2) for n in range(10)))
+    ids = [packet.packet_id for packet in sub.only(Publish)]
+    for pid in ids:
+        sub.send(Pubrec(pid))
+    simulated.rest()
+    for pid in ids[2:]:
+        sub.send(Pubcomp(pid))
+    simulated.rest()
+    simulated.pass_time(1)
+    simulated.rest()
+    publish(simulated, (b"elsewhere", 1), topic=b"u")
+    simulated.snapshot()
+    sub.send(Pubcomp(ids[0]))
+    simulated.housekeeping.write_positions()
+    simulated.rest()
+    sub.send(Pubcomp(ids[1]))
+    monkeypatch.setattr("tidegate.broker.housekeeping.SESSIONS_PER_STEP", 0)  # so many others have moved as well
+    while simulated.housekeeping.busy:
+        simulated.housekeeping.often()
+        simulated.rest()
+    if not soon:
+        monkeypatch.undo()
+        simulated.pass_time(1)
+        simulated.rest()
+    simulated.crash()
+    again = simulated.client("s", 5, **KEPT)
+    simulated.rest()
+    assert payloads(again) == []

@@ -57,6 +57,7 @@ class Sessions:
         if self._broker.storing.on:
             for record in state.session_record(self._broker, session):
                 self._broker.change(record)
+            session.reader.written = self._broker.delivery.positions(session.reader)
         else:
             self._broker.storing.note(session)
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 def session_record(broker: Broker, session: Session) -> list[bytes]:
     """The session itself, and its position."""
     positions = broker.delivery.positions(session.reader)
-    session.reader.written = positions
     link = session.link
     records = [
         changes.session(
@@ -81,8 +80,11 @@ def position_record(reader: Reader, positions: tuple[int, ...]) -> bytes:
 
 
 def finished_record(broker: Broker, reader: Reader) -> list[bytes]:
-    """What is finished above the reader's position, if anything is."""
-    found = broker.delivery.finished_above(reader, broker.delivery.positions(reader))
+    """What is finished above the reader's position, if anything is; and what it has passed since a position of it was
+    last written: where only a snapshot knows the newer one, the older one, which follows it in the log, wins."""
+    positions = broker.delivery.positions(reader)
+    found = broker.delivery.finished_above(reader, positions)
+    found += [(before, at) for before, at in zip(reader.written, positions, strict=True) if before < at]
     return [changes.acked(reader.number, found)] if found else []
 
 

@@ -276,7 +276,12 @@ class Storing:
 
         while self._unnoted:
             number, session = self._unnoted.popitem()
-            yield [changes.gone(number)] if session is None else session_records(self._broker, session)
+            if session is None:
+                yield [changes.gone(number)]
+                continue
+            for reader in session.readers():
+                reader.written = self._broker.delivery.positions(reader)
+            yield session_records(self._broker, session)
 
     # ── the disk is behind ──
 
