@@ -8,6 +8,7 @@ import pytest
 from partitioned import PARTITIONS, PartitionedLog
 from simulated import SimulatedBroker, SimulatedClient, SimulatedLog
 
+from tidegate.session import changes
 from tidegate.wire import (
     Disconnect,
     FilterRequest,
@@ -427,3 +428,52 @@ def test_a_retained_message_that_was_taken_is_not_refused_because_its_record_is(
     assert [(type(p), p.reason) for p in publisher.received()] == [(answer, 0)]
     assert stored(simulated) == {b"x": 1}
     assert payloads(sub) == [b"x"]
+
+
+def full(simulated: SimulatedBroker) -> None:
+    """The disk is full, and the broker knows."""
+    simulated.log.refusing = True
+    simulated.broker.change(changes.positions(()))
+    simulated.rest()
+    assert not simulated.broker.storing.on
+
+
+def test_a_session_that_ends_while_there_is_no_room_does_not_come_back(simulated):
+    """It was stored, came back to stay only as long as its connection, and went."""
+    device = simulated.client("d", 5, clean=False, session_expiry=3600)
+    device.send(Subscribe(1, (FilterRequest(b"t/a", 2), FilterRequest(b"$share/g/t/a", 1))))
+    simulated.rest()
+    device.drop()
+    simulated.rest()
+    full(simulated)
+    device = simulated.client("d", 5, clean=False)
+    assert device.connack().session_present
+    device.send(Disconnect())
+    simulated.rest()
+    room(simulated)
+    simulated.crash()
+    assert b"d" not in simulated.broker.sessions
+    assert not simulated.client("d", 5, clean=False, session_expiry=3600).connack().session_present
+
+
+def test_a_connection_that_comes_and_goes_while_there_is_no_room_leaves_nothing_to_write(simulated):
+    full(simulated)
+    before = len(simulated.broker.storing._unwritten)
+    for n in range(100):
+        simulated.client(f"d{n}", 5).send(Disconnect())
+    simulated.rest()
+    assert not simulated.broker.storing._unnoted
+    assert len(simulated.broker.storing._unwritten) == before
+
+
+def test_a_group_whose_end_is_written_before_its_members_are_is_left_by_them(simulated):
+    device = simulated.client("d", 5, clean=False, session_expiry=3600)
+    device.send(Subscribe(1, (FilterRequest(b"$share/g/t/a", 1),)))
+    simulated.rest()
+    (group,) = simulated.broker.groups.all()
+    simulated.broker.change(changes.gone(group.number))
+    simulated.rest()
+    simulated.crash()
+    assert simulated.broker.sessions.get(b"d").subscriptions == {}
+    assert simulated.broker.groups.members == 0
+    assert len(simulated.broker.table.index) == 0

@@ -99,6 +99,7 @@ class Recovery:
             if older is not None:
                 self._forget(older)
             session = Session(number, client_id, tenant, expiry_s, [position])
+            session.known = True
             sessions.add(session)
             self.by_number[number] = session
         session.expiry_s, session.away_since_ms, session.will = expiry_s, away_ms, will
@@ -110,7 +111,12 @@ class Recovery:
         session = self.by_number.get(number)
         if session is not None:
             self._forget(session)
-        self.broker.groups.forget(number)
+        group = self.broker.groups.by_number.get(number)
+        if group is not None:
+            for member in list(group.members):  # the end of its session is still to be written
+                member.session.subscriptions.pop(member.filter, None)
+                self._remove(member)
+            self.broker.groups.forget(number)
         self.positions.pop((number, 0), None)
 
     def _forget(self, session: Session) -> None:

@@ -169,8 +169,7 @@ class Sessions:
         if broker.storing.on:
             broker.change(changes.gone(session.number))
         else:
-            known = session.persistent or not broker.storing.noted(session.number)
-            broker.storing.note_end(session.number, known=known)
+            broker.storing.note_end(session)
         for reader in session.readers():
             broker.delivery.end(reader)
             broker.table.left(reader)

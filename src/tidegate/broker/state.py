@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def session_record(broker: Broker, session: Session) -> list[bytes]:
     """The session itself, and its position."""
     positions = broker.delivery.positions(session.reader)
+    session.known = True
     link = session.link
     records = [
         changes.session(

@@ -220,14 +220,11 @@ class Storing:
         """While the log refuses: a session has changed, and is to be written as it then is."""
         self._unnoted[session.number] = session
 
-    def note_end(self, number: int, *, known: bool) -> None:
-        if known:
-            self._unnoted[number] = None
+    def note_end(self, session: Session) -> None:
+        if session.known:
+            self._unnoted[session.number] = None
         else:
-            self._unnoted.pop(number, None)
-
-    def noted(self, number: int) -> bool:
-        return number in self._unnoted
+            self._unnoted.pop(session.number, None)
 
     def limit(self, full: str) -> None:
         """From now on the log may not grow, for the reason given; or it may again, for an empty one."""

@@ -71,6 +71,7 @@ class Session:
         "expiry_s",
         "flights",
         "inbound",
+        "known",
         "link",
         "live_from",
         "next_number",
@@ -103,6 +104,7 @@ class Session:
         self.will_at_s = 0.0  # when a delayed will is due, 0 if none is pending
         self.expires_at_s = 0.0  # when an absent session ends, 0 while connected
         self.away_since_ms = 0  # wall clock, 0 while connected
+        self.known = False  # there is, or will be, a record of it in the log or a snapshot
         self.ended = False  # its subscriptions are still being taken out of the index
 
     @property
