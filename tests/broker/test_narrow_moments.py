@@ -473,8 +473,8 @@ def test_a_reader_that_had_no_room_because_of_others_goes_on_when_there_is_some(
 def test_a_position_that_only_the_snapshot_knows_is_not_undone_by_an_older_one_in_the_log(
     simulated, monkeypatch, soon
 ):
-    """While a snapshot is copied the session's position is written, moves on, and is copied as it then is. After a crash
-    the older one comes last."""
+    """While a snapshot is copied the session's position is written, moves on, and is copied as it then is. After a
+    crash the older one comes last."""
     sub = subscribed(simulated, "s", b"t", 2)
     publish(simulated, *((b"%d" % n, 2) for n in range(10)))
     ids = [packet.packet_id for packet in sub.only(Publish)]

@@ -477,3 +477,104 @@ def test_a_group_whose_end_is_written_before_its_members_are_is_left_by_them(sim
     assert simulated.broker.sessions.get(b"d").subscriptions == {}
     assert simulated.broker.groups.members == 0
     assert len(simulated.broker.table.index) == 0
+
+
+# ── however long it lasts ──
+
+
+def kept_back(simulated: SimulatedBroker) -> int:
+    """How much waits for the log to take it."""
+    storing = simulated.broker.storing
+    waiting = (storing._unwritten, storing._waiting, storing._unnoted, storing._taken_back, storing._unreleased)
+    return sum(map(len, waiting))
+
+
+def test_a_publisher_that_is_refused_again_and_again_costs_nothing(simulated):
+    publisher = simulated.client("p", 5)
+    full(simulated)
+    before = kept_back(simulated)
+    for n in range(200):
+        publisher.send(Publish(b"t/a", b"x", 2, packet_id=n + 1))
+        simulated.tick()
+    assert [packet.reason for packet in publisher.only(Pubrec)] == [0x97] * 200
+    assert kept_back(simulated) == before
+
+
+def test_who_sends_a_message_again_and_again_is_not_listened_to_any_more(simulated):
+    publisher = simulated.client("p", 4)
+    publisher.send(Publish(b"t/a", b"x", 2, packet_id=7))
+    simulated.rest()
+    publisher.received()
+    full(simulated)
+    before = kept_back(simulated)
+    sent = 0
+    while not publisher.link.throttled:
+        publisher.send(*[Publish(b"t/a", b"x", 2, dup=True, packet_id=7)] * 100)
+        simulated.tick()
+        sent += 100
+        assert sent < 50_000
+    assert kept_back(simulated) <= before + sent
+    room(simulated)
+    assert [packet.packet_id for packet in publisher.only(Pubrec)] == [7] * sent
+    assert not publisher.link.throttled
+    publisher.send(Publish(b"t/a", b"x", 2, dup=True, packet_id=7))
+    simulated.rest()
+    assert [packet.packet_id for packet in publisher.only(Pubrec)] == [7]
+    assert stored(simulated) == {b"x": 1}
+
+
+def test_who_comes_again_and_again_for_one_answer_leaves_none_behind(simulated):
+    publisher = simulated.client("p", 4, clean=False)
+    publisher.send(Publish(b"t/a", b"x", 2, packet_id=7))
+    simulated.rest()
+    full(simulated)
+    for _ in range(100):
+        publisher = simulated.client("p", 4, clean=False)
+        publisher.send(Publish(b"t/a", b"x", 2, dup=True, packet_id=7))
+        simulated.tick()
+    simulated.pass_time(1)
+    assert len(simulated.broker.storing._waiting) <= 1
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_retained_messages_for_a_session_that_ends_with_its_connection_need_no_record(simulated, qos):
+    client = simulated.client("p", 4)
+    client.send(Publish(b"t/a", b"x", 1, retain=True, packet_id=7))
+    simulated.rest()
+    full(simulated)
+    before = kept_back(simulated)
+    for _ in range(50):
+        client.send(Subscribe(1, (FilterRequest(b"t/a", qos),)))
+        simulated.rest()
+        for packet in client.only(Publish):
+            client.send(Puback(packet.packet_id))
+    simulated.rest()
+    assert kept_back(simulated) <= before + 1  # the session itself
+
+
+def test_clients_whose_messages_were_refused_are_forgotten_with_their_sessions(simulated):
+    simulated.log.refusing = True
+    for n in range(50):
+        publisher = simulated.client(f"p{n}", 4)
+        publisher.send(Publish(b"t/a", b"x", 2, packet_id=1))
+        simulated.rest()
+    simulated.pass_time(1)
+    before = kept_back(simulated)
+    for _ in range(50):
+        simulated.pass_time(1)
+    assert kept_back(simulated) <= before
+    assert not simulated.broker.storing._taken_back
+
+
+def test_what_was_refused_late_and_written_down_meanwhile_is_released_once(simulated):
+    publisher = simulated.client("p", 5, clean=False, session_expiry=1000)
+    publisher.send(Publish(b"t/a", b"x", 2, packet_id=1))
+    refuse(simulated, "later")
+    simulated.pass_time(1)
+    before = kept_back(simulated)
+    for _ in range(50):
+        simulated.pass_time(1)
+    assert kept_back(simulated) == before
+    room(simulated)
+    simulated.crash()
+    assert not simulated.broker.sessions.get(b"p").inbound

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.delivery.delivery import done_record
 from tidegate.delivery.group import Group
+from tidegate.delivery.outbox import recorded
 from tidegate.delivery.tick import Kind
 from tidegate.errors import ProtocolViolation
 from tidegate.session import changes
@@ -103,7 +104,8 @@ def _received(broker: Broker, link: Link, session: Session, flight: Flight, at: 
     flight = flights.cut(flight, at, count)
     flight.state = RELEASED
     pid = flight.pid
-    broker.change(changes.flights(session.number, flight.reader.number, pid, 2, RELEASED, flight.positions))
+    if recorded(session, flight.reader):
+        broker.change(changes.flights(session.number, flight.reader.number, pid, 2, RELEASED, flight.positions))
     broker.counters.messages_sent += count
     return PUBRELS[4 * pid : 4 * (pid + count)]
 
@@ -115,7 +117,7 @@ def finished(broker: Broker, link: Link, session: Session, flight: Flight, at: i
     qos = flight.qos
     if session.reader.again is not None:
         _came_before(link, session, flight, at, count)
-    if qos == 2 or not reader.number:
+    if (qos == 2 or not reader.number) and recorded(session, reader):
         broker.change(done_record(session, flight, at, count))
     done = flights.finish(flight, at, count)
     link.outbox.used -= count

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 NO_PID = b"\0\0"
 UTF8_PAYLOAD = 1
+CALL_BYTES = 256  # what an answer costs that is made when the log has stored; roughly
 PUBLISH_PACKET = 3  # the carrier of properties, for the wire
 
 # A tick of so few messages may be carried out at once, without waiting for what other connections have to say.
@@ -264,6 +265,8 @@ def _publishes(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> i
                     close_stretch()
                     promise()
                     tick.promise(CALL, link, partial(_received_before, broker, link, session, pid))
+                    link.asked[pid] = link.asked.get(pid, 0) + 1
+                    link.outbox.owe(CALL_BYTES)
                     again += 1
                     pos = stretch_pos = after
                     last = None
@@ -536,6 +539,10 @@ def _complete_at(rest: bytearray) -> int:
 
 def _received_before(broker: Broker, link: Link, session: Session, pid: bytes) -> None:
     """The answer to a message that came again: stored, unless the log has refused it meanwhile."""
+    link.asked[pid] -= 1
+    if not link.asked[pid]:
+        del link.asked[pid]
+    link.outbox.given(CALL_BYTES)
     known = session.inbound is not None and pid in session.inbound
     if known or not broker.storing.took_back(session, pid):  # no longer known: its PUBREL came with it
         link.outbox.put(b"\x50\x02" + pid)

@@ -166,6 +166,7 @@ class Sessions:
         session.ended = True
         self.forget(session)
         broker.deadlines.returned(session.client_id)
+        broker.storing.ended(session)
         if broker.storing.on:
             broker.change(changes.gone(session.number))
         else:

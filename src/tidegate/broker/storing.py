@@ -53,7 +53,10 @@ class Storing:
         self._waiting: list[Promise] = []  # … and what was promised on them
         self._unnoted: dict[int, Session | None] = {}  # sessions to be written when there is room; None: ended
         self._throttled: set[Link] = set()
-        self._taken_back: dict[Session, set[bytes]] = {}  # packet ids of refused QoS 2 messages
+        # Packet ids of QoS 2 messages that were refused: of those that came again meanwhile; and of those that were
+        # refused late, so that something that was written since may list them as received.
+        self._taken_back: dict[Session, set[bytes]] = {}
+        self._unreleased: dict[Session, set[bytes]] = {}
 
     @property
     def idle(self) -> bool:
@@ -102,7 +105,7 @@ class Storing:
 
     def _probe(self, tick: Tick) -> bool:
         """While the log refuses: messages are refused at once; the rest waits for `retry`."""
-        self._refuse(tick, DiskFull(self.full or "no room"))
+        self._refuse(tick, DiskFull(self.full or "no room"), late=False)
         return False
 
     def stored(self, ticket: int) -> None:
@@ -141,6 +144,7 @@ class Storing:
 
     def refused(self, ticket: int, why: StorageError) -> None:
         """The log did not take an append."""
+        late = self.appending is None
         if self.appending is not None:
             tick, self.appending = self.appending, None
         else:
@@ -153,20 +157,27 @@ class Storing:
             if behind is not None and ticket <= self._ticks[0][0]:
                 self._ticks[0] = (UNKNOWN, behind)
         self._lost(why)
-        self._refuse(tick, why)
+        self._refuse(tick, why, late=late)
 
-    def _refuse(self, tick: Tick, why: StorageError) -> None:
+    def _refuse(self, tick: Tick, why: StorageError, *, late: bool) -> None:
         """Nobody gets the messages, and their publishers are told (C5, S1.25)."""
         broker = self._broker
         if tick.rows.payloads:
             broker.counters.dropped["refused by the log"] += len(tick.rows.payloads)
-        self._unwritten += tick.changes
+            # That they were received is no longer so.
+            self._unwritten += [record for record in tick.changes if record[0] != changes.INBOUNDS]
+        else:
+            self._unwritten += tick.changes
         for kind, link, pids, _ in tick.promises:
             if kind is PUBREC:  # before any connection is closed, which parts it from its session
                 session = link.session or broker.sessions.get(link.client_id)
                 if session is not None and session.inbound is not None:
                     session.inbound.difference_update(pids)
-                    self._taken_back.setdefault(session, set()).update(pids)
+                    asked = session.link.asked.keys() & pids if session.link is not None else None
+                    if asked:
+                        self._taken_back.setdefault(session, set()).update(asked)
+                    if late:
+                        self._unreleased.setdefault(session, set()).update(pids)
         for promise in tick.promises:
             kind, link, pids, _ = promise
             if kind > PUBREC:
@@ -190,6 +201,10 @@ class Storing:
         """The publisher lets go of messages that were taken, perhaps after earlier ones with their ids were refused."""
         if session in self._taken_back:
             self._taken_back[session].difference_update(pids)
+
+    def ended(self, session: Session) -> None:
+        self._taken_back.pop(session, None)
+        self._unreleased.pop(session, None)
 
     def _keep(self, promises: list[Promise]) -> None:
         gone: set[Link] | None = None
@@ -241,7 +256,10 @@ class Storing:
 
     def retry(self) -> None:
         """Is there room now? What could not be written is what is tried."""
-        if self.on or self.full:
+        if self.on:
+            return
+        self._forget_closed()
+        if self.full:
             return
         self._broker.settle()  # what sessions are about to receive is not theirs yet
         tick = Tick()
@@ -251,7 +269,8 @@ class Storing:
             tick.changes += records
             if len(tick.changes) > TICK_CHANGES_MAX:
                 break
-        for session, pids in self._taken_back.items():
+        unreleased, self._unreleased = self._unreleased, {}
+        for session, pids in unreleased.items():
             free = pids - (session.inbound or set())
             if free:
                 tick.changes.append(changes.releases(session.number, free))
@@ -267,6 +286,14 @@ class Storing:
                         break
                 self.append(more)
         self._broker.request_tick()
+
+    def _forget_closed(self) -> None:
+        """Answers that wait for connections that are gone: clients may come and go as long as the log refuses."""
+        left = [promise for promise in self._waiting if promise.link.phase is not CLOSED]
+        if len(left) < len(self._waiting):
+            gone = [promise for promise in self._waiting if promise.link.phase is CLOSED]
+            self._waiting = left
+            self._keep(gone)  # tells that they cannot be
 
     def _catch_up(self) -> Iterator[list[bytes]]:
         from tidegate.broker.state import session_records

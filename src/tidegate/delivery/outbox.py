@@ -127,17 +127,24 @@ class Outbox:
     def hold(self, data: bytes) -> None:
         """Send an answer when everything collected up to the end of this tick is stored."""
         self._post.tick.promise(ANSWER, self.link, data)
-        self.answers_bytes += len(data)
+        self.owe(len(data))
         self._post.request_tick()
-        if self.answers_bytes > ANSWERS_BYTES_MAX:
-            self.link.stop(Stop.ANSWERS_HELD)
 
     def kept(self, data: bytes) -> None:
         """An answer that waited for the log may go."""
-        self.answers_bytes -= len(data)
+        self.given(len(data))
+        self.put(data)
+
+    def owe(self, count: int) -> None:
+        """Answers of so many bytes wait for the log; who has too many of them is not listened to."""
+        self.answers_bytes += count
+        if self.answers_bytes > ANSWERS_BYTES_MAX:
+            self.link.stop(Stop.ANSWERS_HELD)
+
+    def given(self, count: int) -> None:
+        self.answers_bytes -= count
         if self.answers_bytes < ANSWERS_BYTES_MAX // 2:
             self.link.go_on(Stop.ANSWERS_HELD, self._post.now_s)
-        self.put(data)
 
     # ── messages ──
 
@@ -268,10 +275,13 @@ class Outbox:
         if qos == 1 and reader.number and isinstance(positions, range):
             return flights.add(positions[a:b], 1, reader, message)
         first = 0
+        # A session that ends with its connection has no flights after a crash; what it has begun for a group goes to
+        # nobody else all the same [MQTT-4.8.2-5].
+        written = recorded(session, reader)
         for span in _spans(positions, a, b):
             pid = flights.add(span, qos, reader, message)
             first = first or pid
-            if qos == 2 or not reader.number:
+            if written and (qos == 2 or not reader.number):
                 # Packet ids of QoS 2 messages are stored before they are used: after a crash the same message must
                 # come with the same id, or the client could not tell it from a new one (I4).
                 self._post.tick.changes.append(
@@ -472,6 +482,11 @@ class Outbox:
         self.out = []
         self.waiting = {}
         self.paused = True
+
+
+def recorded(session: Session, reader: Reader) -> bool:
+    """Whether flights of the session for a reader are to be known after a crash."""
+    return session.persistent or (reader.number != 0 and reader.session is not session)
 
 
 def _spans(positions: Sequence[int], a: int, b: int) -> list[range]:

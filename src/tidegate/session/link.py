@@ -41,6 +41,7 @@ class Link:
     __slots__ = (
         "aliases_in",
         "aliases_in_max",
+        "asked",
         "blocks",
         "busy",
         "client_id",
@@ -87,6 +88,7 @@ class Link:
         self.connected_at_s = 0.0
         self.greeted = False  # its CONNACK is on its way: before it there is no other word [MQTT-3.2.0-1]
         self.receiving = 0  # QoS 1 and 2 messages of the client that have not been answered to the end
+        self.asked: dict[bytes, int] = {}  # QoS 2 packet ids that came again, and how often: answers wait for the log
         self.aliases_in: dict[int, bytes] = {}
         self.aliases_in_max = 0
         self.blocks: dict[bytes, Any] = {}  # property blocks it sent lately, and what they mean
