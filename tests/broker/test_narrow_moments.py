@@ -504,3 +504,21 @@ def test_a_position_that_only_the_snapshot_knows_is_not_undone_by_an_older_one_i
     again = simulated.client("s", 5, **KEPT)
     simulated.rest()
     assert payloads(again) == []
+
+
+# ── messages that are not stored ──
+
+
+def test_a_message_that_is_not_stored_is_never_taken_for_the_next_one_that_is(partitions):
+    """A group's member has no room for all of what it is dealt. What is left has no place in the log, and must not be
+    handed out again by the place that another message gets."""
+    simulated = SimulatedBroker(SimulatedLog(partitions=partitions), store_qos0=False)
+    member = subscribed(simulated, "m", b"$share/g/t", 2, maximum_packet_size=1_000_000)
+    publisher = simulated.client("p")
+    publisher.send(*(Publish(b"t", b"%02d" % n + b"x" * 60_000) for n in range(30)))
+    simulated.rest()
+    got = len(payloads(member))
+    assert 0 < got < 30
+    assert simulated.broker.counters.dropped["not stored, reader behind"] == 30 - got
+    publish(simulated, (b"exactly once", 2))
+    assert payloads(member) == [b"exactly once"]

@@ -140,6 +140,7 @@ class Delivery:
                 if link is None:
                     if reader.live:
                         reached = reader.deal(rows, stretch.start, stretch.stop)  # type: ignore[attr-defined]
+                        reached -= reader.give_up(self.ends[0])  # type: ignore[attr-defined]
                 elif reader.live or even_behind:
                     reached = link.outbox.send(target, rows, stretch.start, stretch.stop, stretch)
                 if reached < stretch.stop:

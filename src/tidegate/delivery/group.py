@@ -7,7 +7,7 @@ begun with, as the standard demands (MQTT 5, section 4.8.2).
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 
 from tidegate.delivery.routes import Target
 from tidegate.log.rows import Rows
@@ -53,6 +53,13 @@ class Group(Reader):
             else:
                 flight.reader = HANDED_ON  # the client will still answer, and till then it fills its window
         return returned
+
+    def give_up(self, position: int) -> int:
+        """What was to be handed out again under this position is not stored, and the position will be another
+        message's: how many."""
+        first, after = bisect_left(self.redo, position), bisect_right(self.redo, position)
+        del self.redo[first:after]
+        return after - first
 
     # ── handing out ──
 
