@@ -212,6 +212,19 @@ def test_a_message_is_finished_once():
     assert not flights.contiguous
 
 
+def test_what_is_finished_behind_a_flight_leaves_a_gap_until_that_is_finished():
+    flights = Flights()
+    flights.add(positions(0, 3), 1, READER)
+    acknowledge(flights, 2)
+    acknowledge(flights, 3)
+    assert in_flight(flights) == {1: 0}
+    assert not flights.contiguous
+    flights.add(positions(3, 2), 1, READER)
+    acknowledge(flights, 1)
+    assert in_flight(flights) == {4: 3, 5: 4}
+    assert flights.contiguous
+
+
 def test_a_flight_that_is_finished_altogether_says_so():
     flights = Flights()
     flight = sent(flights, 2, 0)
@@ -341,6 +354,7 @@ class FlightsAreADict(RuleBasedStateMachine):
     def begin(self, first: int) -> None:
         self.flights = Flights(first)
         self.plain: dict[int, tuple[int, Reader, int]] = {}  # identifier → (position, reader, QoS), oldest first
+        self.overtaken: set[int] = set()  # identifiers that were in use when one after them was finished
         self.position = 0
 
     def pick(self, choice: int) -> int:
@@ -362,6 +376,7 @@ class FlightsAreADict(RuleBasedStateMachine):
             its = positions(self.position, count, step)
             pid = self.flights.add(its, qos, reader)
             new = range(pid, pid + count)
+            self.overtaken.difference_update(new)
             assert new[0] >= 1 and new[-1] <= FEW and not any(each in self.plain for each in new)
             self.plain.update({each: (at, reader, qos) for each, at in zip(new, its, strict=True)})
             self.position = its[-1] + 1
@@ -372,6 +387,7 @@ class FlightsAreADict(RuleBasedStateMachine):
         pid = self.pick(choice)
         flight, at = self.flights.find(pid)
         count = min(count, flight.count - at)
+        self.overtaken.update(list(self.plain)[: list(self.plain).index(pid)])
         done = self.flights.finish(flight, at, count)
         assert list(done) == [self.plain.pop(pid + i)[0] for i in range(count)]
 
@@ -396,7 +412,7 @@ class FlightsAreADict(RuleBasedStateMachine):
     def restart(self) -> None:
         """QoS 2 is written down; QoS 1 is sent again with new identifiers."""
         before = {pid: kept for pid, kept in self.plain.items() if kept[2] == 2}
-        self.flights, self.plain = Flights(), {}
+        self.flights, self.plain, self.overtaken = Flights(), {}, set()
         for pid, (position, reader, qos) in before.items():
             self.flights.restore(pid, position, qos, reader, State.SENT)
             self.plain[pid] = position, reader, qos
@@ -414,7 +430,7 @@ class FlightsAreADict(RuleBasedStateMachine):
         assert found == self.plain
         assert numbers == sorted(numbers) and len(found) == self.flights.unfinished
         assert bool(self.flights) == bool(self.plain)
-        assert self.flights.contiguous == (len(numbers) <= 1)
+        assert self.flights.contiguous == (len(numbers) <= 1 and self.overtaken.isdisjoint(self.plain))
 
     @invariant()
     def each_is_found(self) -> None:

@@ -77,7 +77,17 @@ class Flight:
 class Flights:
     """The flights of one session. `unfinished` counts messages."""
 
-    __slots__ = ("_busy", "_flights", "_front", "_numbers", "_round", "next_number", "scrambled", "unfinished")
+    __slots__ = (
+        "_beyond",
+        "_busy",
+        "_flights",
+        "_front",
+        "_numbers",
+        "_round",
+        "next_number",
+        "scrambled",
+        "unfinished",
+    )
 
     def __init__(self, next_number: int = 1) -> None:
         self._flights: list[Flight] = []
@@ -85,6 +95,7 @@ class Flights:
         self._front = 0  # flights before it are finished
         self._round = -1  # the round of the sequence for which `_busy` lists identifiers in use, last ones first
         self._busy: list[tuple[int, int]] = []
+        self._beyond = 0  # the number after the last one that was finished before an earlier one
         self.unfinished = 0
         self.next_number = next_number
         self.scrambled = False  # a later flight may hold an earlier position: after recovery, or what a group redid
@@ -98,8 +109,9 @@ class Flights:
 
     @property
     def contiguous(self) -> bool:
-        """One flight at most: nothing is acknowledged beyond a gap."""
-        return len(self._flights) - self._front <= 1
+        """Nothing is acknowledged beyond a gap."""
+        left = len(self._flights) - self._front
+        return not left or (left == 1 and self._numbers[self._front] >= self._beyond)
 
     @property
     def next_pid(self) -> int:
@@ -211,6 +223,8 @@ class Flights:
         done = positions[at : at + count]
         self.unfinished -= count
         size = len(positions)
+        if at or flight is not self._flights[self._front]:
+            self._beyond = max(self._beyond, flight.number + at + count)
         if at == 0:
             if count == size:
                 self._remove(flight)
