@@ -578,3 +578,37 @@ def test_what_was_refused_late_and_written_down_meanwhile_is_released_once(simul
     room(simulated)
     simulated.crash()
     assert not simulated.broker.sessions.get(b"p").inbound
+
+
+@pytest.mark.parametrize("received", [False, True])
+def test_nobody_is_blamed_for_not_acknowledging_what_waits_for_room(simulated, received):
+    """A message whose packet id is not stored has not left; nor has the PUBREL behind a PUBREC that is not."""
+    timeout_s = simulated.config.mqtt.ack_timeout_s
+    sub = subscriber(simulated, qos=2, clean=False, session_expiry=1000)
+    if not received:
+        sub.drop()
+    publisher = simulated.client("p")
+    publisher.send(Publish(b"t/a", b"x", 2, packet_id=1))
+    simulated.rest()
+    full(simulated)
+    if received:
+        (message,) = sub.only(Publish)
+        sub.send(Pubrec(message.packet_id))
+    else:
+        sub = simulated.client("s", 5, clean=False, session_expiry=1000)
+        assert payloads(sub) == []
+    for _ in range(3 * timeout_s - 1):
+        simulated.pass_time(1)
+        simulated.rest()
+    assert sub.open
+    assert sub.only(Pubrel if received else Publish) == []
+    room(simulated)
+    assert len(sub.only(Pubrel if received else Publish)) == 1
+    for _ in range(timeout_s - 2):
+        simulated.pass_time(1)
+        simulated.rest()
+    assert sub.open
+    for _ in range(5):
+        simulated.pass_time(1)
+        simulated.rest()
+    assert not sub.open  # now it is its turn

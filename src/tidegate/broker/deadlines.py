@@ -126,6 +126,12 @@ def _look_at(broker: Broker, link: Link) -> None:
         broker.counters.refused["keep-alive"] += 1
         broker.close(link, Reason.KEEP_ALIVE_TIMEOUT, "keep-alive")
     elif link.outbox.used and now_s >= link.outbox.ack_seen_s + broker.config.mqtt.ack_timeout_s:
+        if link.outbox.holding or link.outbox.answers_bytes:
+            # What it would acknowledge waits for the log, with a full disk for long.
+            link.outbox.delayed = True
+            link.outbox.ack_seen_s = now_s
+            broker.deadlines.watch(link, _next_look_s(broker, link))
+            return
         broker.counters.refused["no acknowledgement in time"] += 1
         why = f"nothing acknowledged for {broker.config.mqtt.ack_timeout_s} s"
         broker.close(link, Reason.UNSPECIFIED_ERROR, why)

@@ -54,6 +54,7 @@ class Outbox:
         "aliases",
         "aliases_max",
         "answers_bytes",
+        "delayed",
         "full",
         "holding",
         "link",
@@ -83,6 +84,7 @@ class Outbox:
         self.paused = False  # the socket does not take more at the moment
         self.holding = 0  # messages that wait for the log; later ones wait behind them
         self.answers_bytes = 0  # answers that wait for the log
+        self.delayed = False  # they still did when the client's acknowledgement was due
         self.packet_max = 0  # 0: no limit
         self.aliases: dict[bytes, int] = {}
         self.aliases_max = 0
@@ -133,6 +135,7 @@ class Outbox:
     def kept(self, data: bytes) -> None:
         """An answer that waited for the log may go."""
         self.given(len(data))
+        self._left()
         self.put(data)
 
     def owe(self, count: int) -> None:
@@ -145,6 +148,12 @@ class Outbox:
         self.answers_bytes -= count
         if self.answers_bytes < ANSWERS_BYTES_MAX // 2:
             self.link.go_on(Stop.ANSWERS_HELD, self._post.now_s)
+
+    def _left(self) -> None:
+        """Something that waited for the log may go: from now on its client has the time to acknowledge."""
+        if self.delayed:
+            self.delayed = False
+            self.ack_seen_s = self._post.now_s
 
     # ── messages ──
 
@@ -238,6 +247,7 @@ class Outbox:
     def message_stored(self, data: bytes) -> None:
         """A message that waited for the log may go."""
         self.holding -= 1
+        self._left()
         if not self.out:
             self._post.dirty.append(self)
         self.out.append(data)
