@@ -612,3 +612,26 @@ def test_nobody_is_blamed_for_not_acknowledging_what_waits_for_room(simulated, r
         simulated.pass_time(1)
         simulated.rest()
     assert not sub.open  # now it is its turn
+
+
+def test_there_is_room_again_only_when_something_was_written(simulated):
+    """Nothing waits to be written. An append of nothing needs no room, and tells nothing."""
+    publisher = simulated.client("p", 5)
+    log = simulated.log
+    append = log.append
+
+    def only_nothing(rows, records, time_ms):
+        log.refusing = bool(rows.payloads or records)
+        return append(rows, records, time_ms)
+
+    log.append = only_nothing
+    publisher.send(Publish(b"t/a", b"x", 1, packet_id=1))
+    simulated.rest()
+    for _ in range(3):
+        simulated.pass_time(1)
+        simulated.rest()
+    assert [event for event, _ in simulated.reports if event.startswith("log.")] == ["log.refused"]
+    assert kept_back(simulated) == 0
+    del log.append
+    room(simulated)
+    assert [event for event, _ in simulated.reports if event.startswith("log.")] == ["log.refused", "log.accepted"]

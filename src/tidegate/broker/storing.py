@@ -42,6 +42,7 @@ class Storing:
         self._report = report
         self.log = broker.log
         self.on = True  # False while the log takes no more
+        self._trying = False  # it did when it was last asked, and is asked again
         self.behind = False  # the disk has not caught up with what was written: who adds to it is not read from
         self.full = ""  # why the log may not grow, although a write would succeed
         self.changes_bytes = 0  # state changes written since the last snapshot began
@@ -166,7 +167,7 @@ class Storing:
             broker.counters.dropped["refused by the log"] += len(tick.rows.payloads)
             # That they were received is no longer so.
             self._unwritten += [record for record in tick.changes if record[0] != changes.INBOUNDS]
-        else:
+        elif tick.changes != [NOTHING]:
             self._unwritten += tick.changes
         for kind, link, pids, _ in tick.promises:
             if kind is PUBREC:  # before any connection is closed, which parts it from its session
@@ -252,7 +253,8 @@ class Storing:
     def _lost(self, error: StorageError) -> None:
         if self.on:
             self.on = False
-            self._report("log.refused", {"error": str(error)})
+            if not self._trying:
+                self._report("log.refused", {"error": str(error)})
 
     def retry(self) -> None:
         """Is there room now? What could not be written is what is tried."""
@@ -274,8 +276,11 @@ class Storing:
             free = pids - (session.inbound or set())
             if free:
                 tick.changes.append(changes.releases(session.number, free))
-        self.on = True
+        if not tick.changes:
+            tick.changes.append(NOTHING)  # an append of nothing is always taken
+        self.on = self._trying = True
         self.append(tick)
+        self._trying = False
         if self.on:
             self._report("log.accepted", {})
             while self._unnoted and self.on:
@@ -328,6 +333,7 @@ def _acknowledgements(kind: Kind, pids: list[bytes], reason: int) -> bytes:
     return first + b"\x03" + (end + first + b"\x03").join(pids) + end
 
 
+NOTHING = changes.positions(())  # a record that says nothing: whether the log takes one
 UNKNOWN = 1 << 62  # the ticket of an append that is still to be made
 _FIRST = {
     PUBACK: b"\x40",
