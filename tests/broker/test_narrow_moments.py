@@ -542,3 +542,53 @@ def test_what_was_acknowledged_beyond_a_gap_does_not_come_again_after_a_crash(si
     again = simulated.client("s", 5, **KEPT)
     simulated.rest()
     assert payloads(again) == [b"%d" % n for n in range(10) if n not in acknowledged]
+
+
+# ── retained messages that are being handed over ──
+
+
+@pytest.mark.req("S0.31")
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("answered", [0, 1, 2, 5, 9])
+def test_retained_messages_that_were_handed_over_do_not_come_again_after_a_crash(simulated, qos, snapshot, answered):
+    publisher = simulated.client("publisher")
+    topics = [b"r/%d" % n for n in (7, 3, 9, 1, 0, 5, 8, 2, 6, 4)]
+    for n, topic in enumerate(topics, 1):
+        publisher.send(Publish(topic, topic, qos, retain=True, packet_id=n))
+        simulated.rest()
+    narrow: dict[str, Any] = {**KEPT, "receive_maximum": 2}
+    sub = simulated.client("s", 5, **narrow)
+    sub.send(Subscribe(1, (FilterRequest(b"r/#", qos),)))
+    simulated.rest()
+    finished: list[bytes] = []  # acknowledged to its end
+    begun: dict[int, bytes] = {}
+
+    def answer() -> None:
+        for packet in sub.received():
+            if isinstance(packet, Publish):
+                begun[packet.packet_id] = packet.payload
+                sub.send((Puback if qos == 1 else Pubrec)(packet.packet_id))
+                if qos == 1:
+                    finished.append(begun.pop(packet.packet_id))
+            elif isinstance(packet, Pubrel):
+                sub.send(Pubcomp(packet.packet_id))
+                finished.append(begun.pop(packet.packet_id))
+        simulated.rest()
+
+    for _ in range(answered):
+        answer()
+    if snapshot:
+        publish(simulated, (b"elsewhere", 1), topic=b"u")
+        simulated.snapshot()
+        while simulated.housekeeping.busy:
+            simulated.housekeeping.often()
+            simulated.rest()
+    simulated.crash()
+    sub = simulated.client("s", 5, **narrow)
+    for _ in range(40):
+        answer()
+    assert sorted(finished) == sorted(topics)
+    simulated.crash()
+    sub = simulated.client("s", 5, **narrow)
+    assert sub.only(Publish) == []

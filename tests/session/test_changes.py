@@ -71,6 +71,7 @@ RECORDS = st.one_of(
     written(changes.since, changes.read_filter_positions, u32, text, st.lists(position, max_size=4)),
     written(changes.due, changes.read_filter_positions, u32, text, st.lists(position, max_size=4)),
     written(changes.handed, changes.read_unsubscribed, u32, text),
+    written(changes.passed, changes.read_passed, u32, text, text),
     written(inbound, changes.read_pid, u32, u16),
     written(released, changes.read_pid, u32, u16),
     written(flight, changes.read_flight, u32, u32, u16, qos, st.integers(1, 3), position, position),
@@ -118,9 +119,9 @@ def test_every_kind_has_its_own_first_byte():
         changes.SESSION, changes.GONE, changes.SUBSCRIBED, changes.UNSUBSCRIBED, changes.POSITIONS, changes.INBOUND,
         changes.RELEASED, changes.FLIGHT, changes.RETAINED, changes.UNRETAINED, changes.GROUP,
         changes.DEAD, changes.FLIGHTS, changes.INBOUNDS, changes.RELEASES, changes.ACKED, changes.SINCE, changes.DUE,
-        changes.HANDED,
+        changes.HANDED, changes.PASSED,
     ]  # fmt: skip
-    assert sorted(set(kinds)) == list(range(1, 20))
+    assert sorted(set(kinds)) == list(range(1, 21))
 
 
 def test_the_layout_is_the_documented_one():

@@ -291,6 +291,12 @@ class Recovery:
         if session is not None and session.due is not None:
             session.due.pop(filter, None)
 
+    def passed(self, record: bytes) -> None:
+        number, filter, topic = changes.read_passed(record)
+        session = self.by_number.get(number)
+        if session is not None and session.due is not None and filter in session.due:
+            session.due[filter].passed = topic
+
     def group(self, record: bytes) -> None:
         number, name, pattern = changes.read_group(record)
         self.highest = max(self.highest, number)
@@ -393,4 +399,5 @@ APPLY: dict[int, Callable[[Recovery, bytes], None]] = {
     changes.SINCE: Recovery.since,
     changes.DUE: Recovery.due,
     changes.HANDED: Recovery.handed,
+    changes.PASSED: Recovery.passed,
 }

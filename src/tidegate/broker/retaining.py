@@ -18,6 +18,7 @@ from tidegate.log.rows import Rows
 from tidegate.log.run import NO_EXPIRY, NOT_KEPT, QOS_MASK, RETAIN
 from tidegate.router import Retained, RetainedStore, has_wildcard
 from tidegate.router.retained import MESSAGE_OVERHEAD_BYTES, RetainedScan
+from tidegate.router.topic_order import key_of
 from tidegate.session import changes
 from tidegate.session.link import Link, Phase
 from tidegate.session.session import Session, Subscription
@@ -31,13 +32,18 @@ KEYS_STEP = 4 * RETAINED_STEP
 
 class Due:
     """What is still to be handed over for a subscription: the matches from the scan's place on that were announced
-    before it was made; what came after reaches it as itself."""
+    before it was made; what came after reaches it as itself.
 
-    __slots__ = ("before", "scan", "subscription", "taken")
+    How far it has come is written together with the packet ids given out on the way: after a crash it goes on from
+    there, and what was in flight comes again with its packet id. With QoS 1, what left and was not stored by then comes
+    once more."""
+
+    __slots__ = ("before", "passed", "scan", "subscription", "taken")
 
     def __init__(self, subscription: Subscription, before: tuple[int, ...]) -> None:
         self.subscription = subscription
         self.before = before
+        self.passed = b""  # the topic up to which it has come
         self.scan: RetainedScan | None = None  # begun when its turn comes
         self.taken: list[Retained] = []  # read, and not yet sent
 
@@ -163,24 +169,34 @@ class Retaining:
             if due.scan is None:
                 due.scan = self._store_of(due.subscription).scan(due.subscription.pattern)
             cost = 1
+            sent = 0
             if not due.taken:
                 seen = due.scan.steps
+                passed = key_of(due.passed) if due.passed else b""
                 due.taken = [
                     m
                     for m in due.scan.take(now.now_ms, RETAINED_STEP, KEYS_STEP)
-                    if m.qos < self._stored_qos or m.position < due.before[m.position >> PARTITION_SHIFT]
+                    if (m.qos < self._stored_qos or m.position < due.before[m.position >> PARTITION_SHIFT])
+                    and (not passed or key_of(m.topic) > passed)  # a scan begins anew after a restart
                 ]
                 cost += (due.scan.steps - seen) // 4
             if due.taken:
                 target = Target(RETAINED_READER, link, [due.subscription])
                 sent = outbox.send_retained(target, rows_of(due.taken, now.now_ms), due.taken)
+                if sent:
+                    due.passed = due.taken[sent - 1].topic
                 del due.taken[:sent]
                 cost += 3 * sent
+            filter = due.subscription.filter
+            written = session.persistent and due.subscription.qos and self._store_of(due.subscription) is self.store
+            # Also while the log refuses: what was given out goes with it, and no more becomes due then.
             if due.scan.done and not due.taken:
-                if session.due.get(due.subscription.filter) is due:
-                    del session.due[due.subscription.filter]
-                if session.persistent and due.subscription.qos and self._store_of(due.subscription) is self.store:
-                    now.sessions.change(session, changes.handed(session.number, due.subscription.filter))
+                if session.due.get(filter) is due:
+                    del session.due[filter]
+                if written:
+                    now.change(changes.handed(session.number, filter))
+            elif sent and written:
+                now.change(changes.passed(session.number, filter, due.passed))
             yield cost
         self._active.discard(link)
         if not session.due:

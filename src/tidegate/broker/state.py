@@ -56,8 +56,10 @@ def session_records(broker: Broker, session: Session) -> list[bytes]:
         for f in session.flights:
             if f.qos == 2 or not f.reader.number:
                 records.append(changes.flights(session.number, f.reader.number, f.pid, f.qos, f.state, f.positions))
-    if session.due:
-        records += [changes.due(session.number, filter, due.before) for filter, due in session.due.items()]
+    for filter, due in (session.due or {}).items():
+        records.append(changes.due(session.number, filter, due.before))
+        if due.passed:
+            records.append(changes.passed(session.number, filter, due.passed))
     return records
 
 

@@ -28,6 +28,7 @@ _NO_ROWS = frozenset(
     (
         *(changes.INBOUND, changes.RELEASED, changes.FLIGHT, changes.RETAINED, changes.UNRETAINED, changes.FLIGHTS),
         *(changes.INBOUNDS, changes.RELEASES, changes.ACKED, changes.SINCE, changes.DUE, changes.HANDED),
+        changes.PASSED,
     )
 )
 

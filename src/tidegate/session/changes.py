@@ -31,6 +31,7 @@ newer snapshot, ends in the same state. Layout, little endian; `str` is u16 leng
     0x12 DUE        u32 number, str filter, repeated: i64 before  retained messages are still to be handed over for it:
                     those that lie before these positions, one per partition
     0x13 HANDED     u32 number, str filter                … and now they have been
+    0x14 PASSED     u32 number, str filter, str topic     … up to this topic, in the order of `router/topic_order`
 
 A position is `partition << 52 | offset`. INBOUND, RELEASED and FLIGHT are read, and no longer written.
 A DEAD record is no state: it tells that a message was given up for a client, at `time_ms`. It carries the message,
@@ -50,7 +51,7 @@ from tidegate.session.session import StoredWill
 
 SESSION, GONE, SUBSCRIBED, UNSUBSCRIBED, POSITIONS = 1, 2, 3, 4, 5
 INBOUND, RELEASED, FLIGHT, RETAINED, UNRETAINED, GROUP, DEAD = 6, 7, 8, 9, 10, 11, 12
-FLIGHTS, INBOUNDS, RELEASES, ACKED, SINCE, DUE, HANDED = 13, 14, 15, 16, 17, 18, 19
+FLIGHTS, INBOUNDS, RELEASES, ACKED, SINCE, DUE, HANDED, PASSED = 13, 14, 15, 16, 17, 18, 19, 20
 
 CONNECTED = 1
 NONE_U32 = 0xFFFFFFFF
@@ -236,6 +237,15 @@ def due(number: int, filter: bytes, before: Iterable[int]) -> bytes:
 
 def handed(number: int, filter: bytes) -> bytes:
     return _number.pack(HANDED, number) + _str(filter)
+
+
+def passed(number: int, filter: bytes, topic: bytes) -> bytes:
+    return _number.pack(PASSED, number) + _str(filter) + _str(topic)
+
+
+def read_passed(record: bytes) -> tuple[int, bytes, bytes]:
+    cursor = Cursor(record, _number.size)
+    return read_number(record), cursor.str(), cursor.str()
 
 
 def read_flight(record: bytes) -> tuple[int, int, int, int, int, int, int]:
