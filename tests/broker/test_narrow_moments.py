@@ -528,7 +528,7 @@ def test_a_message_that_is_not_stored_is_never_taken_for_the_next_one_that_is(pa
 
 
 @pytest.mark.req("S4.5")
-@pytest.mark.parametrize("acknowledged", [range(1, 10), range(1, 9), range(5, 10), [9], [5], range(0, 9)], ids=str)
+@pytest.mark.parametrize("acknowledged", [range(1, 10), range(1, 9), range(5, 10), [9], [5], range(9)], ids=str)
 def test_what_was_acknowledged_beyond_a_gap_does_not_come_again_after_a_crash(simulated, acknowledged):
     sub = subscribed(simulated, "s", b"t", 1)
     publish(simulated, *((b"%d" % n, 1) for n in range(10)))
