@@ -42,6 +42,11 @@ READ_TURN_BYTES = 512 << 10
 CATCH_UP_BYTES = 256 << 10
 CATCH_UP_ROWS = 256
 
+# What a read may spend on finding out which topics are wanted before other reads get their turn, and on the topics of
+# the frames that it has read; in units of some microseconds.
+SEARCH_WORK_MAX = 2_000
+WANTED_WORK_MAX = 20_000
+
 # Filters of one SUBSCRIBE or UNSUBSCRIBE, or of a session that ends, that are worked on in one step.
 FILTERS_STEP = 32
 

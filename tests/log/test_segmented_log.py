@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from log_strategies import TOPICS, Message, kept, messages, simple_run, tick, ticks
 
 from tidegate.errors import FolderLocked
+from tidegate.limits import SEARCH_WORK_MAX
 from tidegate.log.files import SegmentedLog
 from tidegate.log.files import segmented as segmented_module
 from tidegate.log.index import Wanted
 from tidegate.log.memory import MemoryLog
+from tidegate.log.reading import Unfinished
 from tidegate.log.recovery import POSITION_GAP
 from tidegate.log.run import Run
 from tidegate.log.segment import SEGMENT_HEADER_BYTES, index_name, segment_name
@@ -142,6 +144,38 @@ def test_few_of_many_are_found_by_jumping(log: AnyLog) -> None:
     assert read_all(log, wanted) == (kept(rows, wanted), 0)
     first = log.read(0, bytes_max=1 << 20, wanted=wanted, end=log.end)
     assert len(first.runs) <= 4 and first.next_position > 7
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("named", [False, True], ids=["by wildcards", "in full"])
+def test_a_search_among_many_topics_lets_others_have_their_turns(folder: Path, sealed: bool, named: bool) -> None:
+    """There is one thread for all reads: one of ten thousand topics must not keep the others for seconds."""
+    log = SegmentedLog.open(folder)
+    rows: list[Message] = []
+    for i in range(100):
+        rows += add(log, [simple_run(b"t/%d" % (100 * i + j), b"x") for j in range(100)])
+    if sealed:
+        log.roll()
+    asked = 0
+
+    def match(topic: bytes) -> bool:
+        nonlocal asked
+        asked += 1
+        return topic in (b"t/7", b"t/9999")
+
+    exact = frozenset([*(b"n/%d" % i for i in range(10_000)), b"t/7", b"t/9999"])
+    wanted = Wanted(exact) if named else Wanted(frozenset(), (b"t/", b"t/1", b"t/2"), match)
+    turns, found = 0, None
+    while found is None:
+        turns, asked = turns + 1, 0
+        try:
+            found = log.read(0, bytes_max=1 << 20, wanted=wanted, end=log.end, in_turns=True)
+        except Unfinished:
+            pass
+        assert asked < 2 * SEARCH_WORK_MAX and wanted.work < 2 * SEARCH_WORK_MAX
+    assert turns > 3
+    assert messages(found.runs) == [row for row in rows if row[2] in (b"t/7", b"t/9999")]
+    log.close()
 
 
 @pytest.mark.req("S3.12")

@@ -22,6 +22,7 @@ from tidegate.delivery.retained_rows import rows_of
 from tidegate.delivery.routes import RouteTable, Target, Targets
 from tidegate.delivery.tail import Tail, row_from
 from tidegate.delivery.tick import Stretch
+from tidegate.delivery.wanted import WantedFilters
 from tidegate.limits import (
     CATCH_UP_BYTES,
     CATCH_UP_HELD_BYTES_MAX,
@@ -38,7 +39,7 @@ from tidegate.log.reading import Read
 from tidegate.log.rows import Rows, by_time
 from tidegate.log.run import QOS_MASK
 from tidegate.ports.commitlog import CommitLog
-from tidegate.router import has_wildcard, literal_prefix, matches
+from tidegate.router import matches
 from tidegate.session import changes
 from tidegate.session.flights import Flight, State
 from tidegate.session.link import OPEN
@@ -427,13 +428,7 @@ class Delivery:
         else:
             assert reader.session is not None
             patterns = [s.pattern for s in reader.session.subscriptions.values() if s.reader is None]
-        exact = frozenset(p for p in patterns if not has_wildcard(p))
-        wild = [p for p in patterns if has_wildcard(p)]
-        return Wanted(
-            exact,
-            tuple(literal_prefix(p) for p in wild),
-            lambda topic: topic in exact or any(matches(p, topic) for p in wild),
-        )
+        return WantedFilters(patterns)
 
     def filters_changed(self, reader: Reader) -> None:
         reader.targets = reader.wanted = None

@@ -38,6 +38,8 @@ from mmap import mmap
 from typing import NamedTuple
 from zlib import crc32
 
+from tidegate.limits import WANTED_WORK_MAX
+
 INDEX_MAGIC = b"TGI1"
 INDEX_HEADER_BYTES = 128
 INDEX_VERSION = 1
@@ -52,25 +54,48 @@ _SORT_CHUNK = 8192  # one sort holds the interpreter for about 2 ms
 class Wanted:
     """What a reader wants: topics named in full, and whatever `match` accepts among the topics that
     begin with one of `prefixes`. Reuse the object from read to read, one read at a time: what it found
-    in an index is kept in it."""
+    in an index is kept in it.
 
-    __slots__ = ("exact", "found", "match", "prefixes")
+    Reads take turns, and `work` counts what this turn has asked, in units of some microseconds. Above
+    WANTED_WORK_MAX more is accepted than is wanted: whoever asks looks at each message anyway."""
+
+    __slots__ = ("exact", "found", "match", "prefixes", "work")
 
     def __init__(
         self,
-        exact: frozenset[bytes],
-        prefixes: tuple[bytes, ...] = (),
+        exact: frozenset[bytes] = frozenset(),
+        prefixes: Iterable[bytes] = (),
         match: Callable[[bytes], bool] | None = None,
     ) -> None:
         self.exact = exact
-        self.prefixes = prefixes
+        self.prefixes = shortest(prefixes)
         self.match = match
         self.found: dict[object, object] = {}  # owned by whoever reads
+        self.work = 0
+
+    def begin(self) -> None:
+        """A turn begins, on the thread that reads."""
+        self.work = 0
+
+    def takes(self, topic: bytes) -> bool:
+        """Whether a topic that is not named in full is wanted."""
+        self.work += 1
+        at = bisect_right(self.prefixes, topic) - 1  # none begins with another, so only this one can fit
+        return (
+            self.match is not None and at >= 0 and topic.startswith(self.prefixes[at]) and self.match(topic)
+        )
 
     def __call__(self, topic: bytes) -> bool:
-        if topic in self.exact:
-            return True
-        return self.match is not None and topic.startswith(self.prefixes) and self.match(topic)
+        return topic in self.exact or self.work > WANTED_WORK_MAX or self.takes(topic)
+
+
+def shortest(prefixes: Iterable[bytes]) -> tuple[bytes, ...]:
+    """Those that no other one covers, in order."""
+    found: list[bytes] = []
+    for prefix in sorted(prefixes):
+        if not found or not prefix.startswith(found[-1]):
+            found.append(prefix)
+    return tuple(found)
 
 
 class FrameTable:

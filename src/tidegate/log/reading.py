@@ -9,8 +9,10 @@ import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from tidegate.limits import SEARCH_WORK_MAX
 from tidegate.log.frame import check_body, decode_changes, decode_messages, parse_header
 from tidegate.log.index import FrameTable, IndexBuilder, Wanted
 from tidegate.log.recovery import POSITION_GAP, Damage
@@ -25,6 +27,8 @@ PLAIN_FRAMES = 32
 """With fewer frames left than this, looking at each is cheaper than asking the index."""
 FOUND_MAX = 4
 """Segments and files that a `Wanted` remembers something about."""
+NAMES_STEP = 32
+"""Topics that are compared with filters before the work is looked at."""
 
 
 class Read(NamedTuple):
@@ -68,6 +72,10 @@ class ShelfGone(Exception):
     """The segment was dropped while somebody read it. Never leaves this package."""
 
 
+class Unfinished(Exception):
+    """Where to look is not known yet, and others are to have a turn. The next read with the same `Wanted` goes on."""
+
+
 _S = TypeVar("_S", bound=Shelf)
 
 
@@ -92,15 +100,21 @@ class ShelvedLog(Generic[_S]):
         shelves = self._shelves
         return shelves[0].facts() if shelves else None
 
-    def read(self, position: int, *, bytes_max: int, wanted: Wanted | None = None, end: int) -> Read:
+    def read(
+        self, position: int, *, bytes_max: int, wanted: Wanted | None = None, end: int, in_turns: bool = False
+    ) -> Read:
         """Runs with positions in `position` … `end`-1; see `Read`. Begins at `floor` if that is higher: the caller
-        compares, to tell its reader what it lost. Raises OSError for what may pass: nothing of it is lost."""
+        compares, to tell its reader what it lost. Raises OSError for what may pass: nothing of it is lost. `in_turns`:
+        raises Unfinished after a share of work."""
         end = min(end, self.end)
         while True:
             try:
                 return read(self._shelves, position, bytes_max=bytes_max, wanted=wanted, end=end)
             except ShelfGone:
                 continue
+            except Unfinished:
+                if in_turns:
+                    raise
 
     def changes_from(self, position: int) -> Iterator[list[bytes]]:
         """The records of every CHANGES frame whose base is not lower than `position`, in order.
@@ -152,7 +166,10 @@ class ShelvedLog(Generic[_S]):
 
 
 def read(shelves: Sequence[Shelf], position: int, *, bytes_max: int, wanted: Wanted | None, end: int) -> Read:
-    """Runs with positions in `position` … `end`-1, in order, until about `bytes_max` of frames."""
+    """Runs with positions in `position` … `end`-1, in order, until about `bytes_max` of frames. Raises Unfinished."""
+    if wanted is not None:
+        wanted.begin()
+    began = position
     runs: list[Run] = []
     damaged = 0
     budget = bytes_max
@@ -167,7 +184,12 @@ def read(shelves: Sequence[Shelf], position: int, *, bytes_max: int, wanted: Wan
             if looked and shelves[looked - 1].sequence + 1 != shelf.sequence:
                 damaged += (shelf.base - max(position, shelves[looked - 1].end)) % POSITION_GAP
             position = shelf.base
-        reached, spent, lost = _read_shelf(shelf, position, budget, wanted, end, runs)
+        try:
+            reached, spent, lost = _read_shelf(shelf, position, budget, wanted, end, runs)
+        except Unfinished:
+            if position == began:
+                raise
+            break
         damaged += lost
         position = reached
         budget -= spent
@@ -265,19 +287,24 @@ def _fetches(table: FrameTable, ordinals: Sequence[int], budget: int) -> Iterato
 class _Found:
     """What a `Wanted` has found in one segment so far."""
 
-    __slots__ = ("dense", "frames", "grows", "ordinals", "seen", "topics")
+    __slots__ = ("at", "dense", "frames", "fresh", "grows", "names", "ordinals", "seen", "topics", "upto")
 
     def __init__(self) -> None:
         self.topics: list[bytes] = []
         self.seen = 0  # topics of a growing index that were looked at
+        self.names: Iterator[bytes] | None = None  # topics of a finished index that are still to be looked at
         self.frames = 0  # frames that `ordinals` speaks of
         self.ordinals = array("I")
         self.dense = False
         self.grows = True
+        # A search that goes on in another turn: of `topics` those before `at` were looked up, for frames below `upto`.
+        self.upto = 0
+        self.at = 0
+        self.fresh: set[int] = set()
 
 
 def _candidates(shelf: Shelf, table: FrameTable, wanted: Wanted | None, first: int, after: int) -> Sequence[int]:
-    """The frames in first … after-1 that may hold something wanted."""
+    """The frames in first … after-1 that may hold something wanted. Raises Unfinished."""
     if wanted is None or after - first < PLAIN_FRAMES:
         return range(first, after)
     found = wanted.found.get(shelf)
@@ -285,32 +312,58 @@ def _candidates(shelf: Shelf, table: FrameTable, wanted: Wanted | None, first: i
         while len(wanted.found) >= FOUND_MAX:
             del wanted.found[next(iter(wanted.found))]
         wanted.found[shelf] = found = _Found()
+    while found.frames < after and not found.dense:
+        _search(table, wanted, found, after)
     if found.dense:
         return range(first, after)
-    if found.frames < after:
-        _search(table, wanted, found, after)
     a, b = bisect_left(found.ordinals, first), bisect_left(found.ordinals, after)
     return found.ordinals[a:b]
 
 
 def _search(table: FrameTable, wanted: Wanted, found: _Found, after: int) -> None:
-    """Bring `found` up to the frame `after`."""
-    match, exact = wanted.match, wanted.exact
-    if not found.topics:
-        found.topics = list(exact)
-    if match is not None and isinstance(table, IndexBuilder):
-        new = table.topics[found.seen :]
-        found.seen += len(new)
-        under = [topic for topic in new if topic.startswith(wanted.prefixes)]
-        found.topics += [topic for topic in under if topic not in exact and match(topic)]
-    elif match is not None and found.grows:  # sealed since, or never looked at
-        named = {topic for prefix in wanted.prefixes for topic in table.prefix_topics(prefix)}
-        found.topics = [*exact, *(topic for topic in named - exact if match(topic))]
-        found.grows = False
-    fresh: set[int] = set()
-    for topic in found.topics:
-        ordinals = table.ordinals(topic)
-        fresh.update(ordinals[bisect_left(ordinals, found.frames) : bisect_left(ordinals, after)])
+    """Bring `found` up to the frame `after`, or to where a search that was begun before ends."""
+    if not found.upto:
+        found.upto = after
+        if not found.topics:
+            found.topics = list(wanted.exact)
+    if wanted.match is not None:
+        _look_at_names(table, wanted, found)
+    topics, fresh = found.topics, found.fresh
+    frames, upto = found.frames, found.upto
+    while found.at < len(topics):
+        if wanted.work > SEARCH_WORK_MAX:
+            raise Unfinished
+        wanted.work += 1
+        ordinals = table.ordinals(topics[found.at])
+        found.at += 1
+        fresh.update(ordinals[bisect_left(ordinals, frames) : bisect_left(ordinals, upto)])
+        some = len(found.ordinals) + len(fresh)
+        if some > 256 and 2 * some > upto:
+            found.dense = True
+            found.topics, found.names, found.fresh = [], None, set()
+            return
     found.ordinals.extend(sorted(fresh))
-    found.frames = after
-    found.dense = len(found.ordinals) > 256 and 2 * len(found.ordinals) > after
+    found.frames = upto
+    found.upto = found.at = 0
+    found.fresh = set()
+
+
+def _look_at_names(table: FrameTable, wanted: Wanted, found: _Found) -> None:
+    """Add the topics that filters with wildcards want."""
+    exact = wanted.exact
+    if isinstance(table, IndexBuilder):
+        while new := table.topics[found.seen : found.seen + NAMES_STEP]:
+            if wanted.work > SEARCH_WORK_MAX:
+                raise Unfinished
+            found.seen += len(new)
+            found.topics += [topic for topic in new if topic not in exact and wanted.takes(topic)]
+    elif found.grows:  # sealed since, or never looked at
+        if found.names is None:
+            found.topics, found.at = list(exact), 0
+            found.names = chain.from_iterable(map(table.prefix_topics, wanted.prefixes))
+        while new := list(islice(found.names, NAMES_STEP)):
+            found.topics += [topic for topic in new if topic not in exact and wanted.takes(topic)]
+            if wanted.work > SEARCH_WORK_MAX:
+                raise Unfinished
+        found.names = None
+        found.grows = False

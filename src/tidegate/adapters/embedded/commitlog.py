@@ -26,7 +26,7 @@ from tidegate.log.files.disk import storage_error
 from tidegate.log.frame import encode_changes, encode_rows
 from tidegate.log.index import Wanted
 from tidegate.log.memory import MemoryLog
-from tidegate.log.reading import Read
+from tidegate.log.reading import Read, Unfinished
 from tidegate.log.recovery import Damage
 from tidegate.log.rows import Rows
 from tidegate.log.segment import SegmentFacts
@@ -202,7 +202,9 @@ class EmbeddedLog:
     ) -> None:
         def work() -> None:
             try:
-                found = self._store.read(position, bytes_max=bytes_max, wanted=wanted, end=end)
+                found = self._store.read(position, bytes_max=bytes_max, wanted=wanted, end=end, in_turns=True)
+            except Unfinished:
+                self._worker.do(work)  # behind the reads of others
             except (OSError, MemoryError) as error:
                 self._call(self._later, position, error, done)
             else:

@@ -182,6 +182,8 @@ class Lake:
     def read(self, position: int, end: int, bytes_max: int, wanted: Wanted | None, archived: int) -> Read:
         """Messages from `position` up to `end`; all below `archived` are there. Raises OSError or StorageError for
         what may be different at the next attempt."""
+        if wanted is not None:
+            wanted.begin()
         runs: list[Run] = []
         damaged = refreshes = 0
         budget = bytes_max
