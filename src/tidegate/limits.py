@@ -15,8 +15,13 @@ SEND_BYTES_MAX = 1 << 20
 SENDING_BYTES_MAX = 256 << 20
 SENDING_SHARE_BYTES = 64 << 10
 
-# Answers queued for a connection that does not read them; above it, the broker does not listen to it either.
+# Answers of one connection that wait for the log; above it, the broker does not listen to it.
 ANSWERS_BYTES_MAX = 4 << 20
+
+# Answers queued behind a socket that is full, while others may come; above it, the broker does not listen to the client
+# either. And how long one without a keep-alive may take nothing of them at all.
+ANSWERS_UNREAD_BYTES_MAX = 256 << 10
+ANSWERS_UNREAD_S = 60
 
 # How long a connection that is being closed may take to accept its last bytes.
 LINGER_S = 5.0

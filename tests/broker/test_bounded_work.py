@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from simulated import SimulatedBroker, SimulatedClient, SimulatedLog
+import pytest
+from simulated import SimulatedBroker, SimulatedClient, SimulatedLink, SimulatedLog
 
-from tidegate.wire import FilterRequest, Subscribe
+from packet_bytes import publish_bytes
+from tidegate.limits import (
+    ANSWERS_UNREAD_BYTES_MAX,
+    ANSWERS_UNREAD_S,
+    SEND_BYTES_MAX,
+    SENDING_SHARE_BYTES,
+    SPENT_MAX,
+)
+from tidegate.session.link import Stop
+from tidegate.wire import Connect, FilterRequest, Subscribe
 
 FILTERS = 10_000
 
@@ -28,3 +38,98 @@ def test_what_a_session_wants_is_found_out_without_a_look_at_each_of_its_filters
         assert not wanted(b"a/b/c/%d" % i)
     assert wanted.work < 1000
     assert wanted.prefixes == (b"",)
+
+
+# ── answers that are not read ──
+
+
+def ask_and_ask(client: SimulatedClient, times: int = 100) -> None:
+    """Messages that are refused, each with a reason, to a socket that takes none of the answers."""
+    for _ in range(times):
+        if not client.link.throttled:
+            client.send_bytes(publish_bytes(b"$a", b"", 1, 1, version=5) * 500)
+        client.simulated.rest()
+
+
+class FullLink(SimulatedLink):
+    """A socket that takes nothing; like a transport, it says so when a good deal waits."""
+
+    def write(self, data: bytes) -> int:
+        super().write(data)
+        self.outbox.paused = len(self.written) > SEND_BYTES_MAX // 2
+        return len(self.written)
+
+    def unsent(self) -> int:
+        return len(self.written)
+
+
+def full(simulated: SimulatedBroker, name: str, keep_alive: int = 0) -> SimulatedClient:
+    client = SimulatedClient(simulated, 5)
+    client.link = FullLink()
+    simulated.broker.accept(client.link)
+    client.send(Connect(5, name.encode(), True, keep_alive=keep_alive))
+    simulated.rest()
+    return client
+
+
+def test_answers_that_a_client_does_not_read_are_bounded():
+    simulated = SimulatedBroker(SimulatedLog(late=False))
+    client = full(simulated, "c")
+    ask_and_ask(client)
+    assert client.link.stopped & Stop.ANSWERS_UNREAD
+    assert len(client.link.written) < SEND_BYTES_MAX // 2 + ANSWERS_UNREAD_BYTES_MAX + 100_000
+    assert simulated.broker.post.sending_bytes == len(client.link.written)
+    client.link.written.clear()
+    simulated.drain(client.link)
+    assert not client.link.throttled
+
+
+@pytest.mark.parametrize("keep_alive", [0, 20])
+def test_a_client_that_never_reads_its_answers_is_cut(keep_alive):
+    simulated = SimulatedBroker(SimulatedLog(late=False), ack_timeout_s=10)
+    client = full(simulated, "c", keep_alive)
+    ask_and_ask(client)
+    seconds = 0
+    while client.open and seconds < 2 * ANSWERS_UNREAD_S:
+        simulated.pass_time(1)
+        seconds += 1
+    simulated.rest()
+    assert client.link.closed and 1.5 * keep_alive <= seconds <= ANSWERS_UNREAD_S + 11
+    assert simulated.broker.counters.refused["answers not read in time"] == 1
+    assert not simulated.broker.post.sending_bytes
+
+
+def test_a_client_that_reads_its_answers_slowly_is_not_cut():
+    simulated = SimulatedBroker(SimulatedLog(late=False), ack_timeout_s=10)
+    client = full(simulated, "c", 20)
+    ask_and_ask(client)
+    for _ in range(100):
+        del client.link.written[:1000]
+        simulated.pass_time(1)
+    assert client.open
+
+
+def test_what_all_clients_together_do_not_read_is_bounded(monkeypatch):
+    monkeypatch.setattr("tidegate.delivery.outbox.SENDING_BYTES_MAX", 1 << 20)
+    simulated = SimulatedBroker(SimulatedLog(late=False))
+    clients = [full(simulated, f"c{i}") for i in range(12)]
+    for client in clients:
+        ask_and_ask(client, 30)
+    assert simulated.broker.post.sending_bytes < (1 << 20) + 12 * 2 * SENDING_SHARE_BYTES
+    for client in clients:
+        client.link.written.clear()
+        if client.link.outbox.paused:
+            simulated.drain(client.link)
+    simulated.pass_time(1)
+    simulated.pass_time(1)
+    assert not any(client.link.throttled for client in clients)
+
+
+def test_messages_that_are_refused_wait_for_another_tick():
+    simulated = SimulatedBroker(SimulatedLog(late=False))
+    client = simulated.client("c", 5)
+    client.received()
+    client.send_bytes(publish_bytes(b"$a", b"", 1, 1, version=5) * 5000)
+    simulated.tick()
+    assert len(client.received()) < 2 * SPENT_MAX
+    simulated.rest()

@@ -126,7 +126,6 @@ class Broker:
     def drained(self, link: Link) -> None:
         """The socket takes bytes again."""
         link.outbox.drained()
-        link.go_on(Stop.ANSWERS_UNREAD, self.now_s)
         self.unblock(link.outbox)
 
     def at(self, now_s: float, now_ms: int) -> None:

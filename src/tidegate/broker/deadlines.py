@@ -11,7 +11,8 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from tidegate.errors import PeerError
-from tidegate.session.link import Link, Phase
+from tidegate.limits import ANSWERS_UNREAD_S
+from tidegate.session.link import Link, Phase, Stop
 from tidegate.session.session import Session
 from tidegate.wire import Reason
 
@@ -110,7 +111,14 @@ def _next_look_s(broker: Broker, link: Link) -> float:
     if link.keep_alive_s:
         seen_s = broker.now_s if link.stopped else link.seen_s
         next_s = min(next_s, seen_s + 1.5 * link.keep_alive_s)
+    if link.stopped & Stop.ANSWERS_UNREAD:
+        next_s = min(next_s, link.outbox.taken_s + _unread_s(link))
     return float(next_s)
+
+
+def _unread_s(link: Link) -> float:
+    """How long a client that sends and sends may take nothing of what it is answered."""
+    return 1.5 * link.keep_alive_s or ANSWERS_UNREAD_S
 
 
 def _look_at(broker: Broker, link: Link) -> None:
@@ -120,6 +128,9 @@ def _look_at(broker: Broker, link: Link) -> None:
     if link.phase is Phase.NEW:
         broker.counters.refused["no CONNECT in time"] += 1
         broker.shut(link)
+    elif link.stopped & Stop.ANSWERS_UNREAD and now_s >= link.outbox.taken_s + _unread_s(link):
+        broker.counters.refused["answers not read in time"] += 1
+        broker.close(link, Reason.QUOTA_EXCEEDED, "answers are not read")
     elif link.stopped:
         broker.deadlines.watch(link, _next_look_s(broker, link))  # it is not silent, it is not heard
     elif link.keep_alive_s and now_s >= link.seen_s + 1.5 * link.keep_alive_s:

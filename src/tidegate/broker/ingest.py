@@ -297,6 +297,8 @@ def _publishes(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> i
                     again += 1
                     last = None
                     _refuse(broker, link, qos, error, pid if qos else NO_PID)
+                    if broker.spent > SPENT_MAX:
+                        break
                     continue
             if flags & RETAIN:
                 tick.retained = tick.retained or bool(kept)
@@ -506,6 +508,7 @@ def _check_text(payload: bytes) -> None:
 
 def _refuse(broker: Broker, link: Link, qos: int, error: PeerError, pid: bytes) -> None:
     """A message that is not taken. MQTT 5 has words for it; an MQTT 3 client is acknowledged and must not retry."""
+    broker.spent += 2  # an error, and an answer that says why
     broker.counters.refused[f"PUBLISH 0x{error.reason:02X}"] += 1
     broker.counters.dropped["refused"] += 1
     if not link.refused:

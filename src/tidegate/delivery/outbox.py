@@ -18,7 +18,13 @@ from tidegate.counters import Counters
 from tidegate.delivery.encode import NO_PID, TOPIC_ALIAS, Key, aliased, block_of, key_of, packet, pieces, replay_block
 from tidegate.delivery.routes import Target
 from tidegate.delivery.tick import ANSWER, MESSAGE, Stretch, Tick
-from tidegate.limits import ANSWERS_BYTES_MAX, SEND_BYTES_MAX, SENDING_BYTES_MAX, SENDING_SHARE_BYTES
+from tidegate.limits import (
+    ANSWERS_BYTES_MAX,
+    ANSWERS_UNREAD_BYTES_MAX,
+    SEND_BYTES_MAX,
+    SENDING_BYTES_MAX,
+    SENDING_SHARE_BYTES,
+)
 from tidegate.log.rows import Rows
 from tidegate.log.run import NO_EXPIRY, QOS_MASK, RETAIN
 from tidegate.session import changes
@@ -64,6 +70,8 @@ class Outbox:
         "paused",
         "session",
         "stuck_bytes",
+        "taken_s",
+        "unread_bytes",
         "used",
         "v5",
         "waiting",
@@ -81,6 +89,8 @@ class Outbox:
         self.out: list[bytes] = []
         self.out_bytes = 0
         self.stuck_bytes = 0  # behind the socket
+        self.unread_bytes = 0  # answers that came when it was full
+        self.taken_s = 0.0  # when the socket last took something
         self.paused = False  # the socket does not take more at the moment
         self.holding = 0  # messages that wait for the log; later ones wait behind them
         self.answers_bytes = 0  # answers that wait for the log
@@ -459,21 +469,39 @@ class Outbox:
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
         size = len(data)
+        was_full = self.paused
         waiting = self.link.write(data)
         self.out_bytes -= size
         if waiting or self.stuck_bytes:
             self._stuck(waiting, waiting - self.stuck_bytes - size)
+            if was_full:
+                self.unread_bytes += size  # messages do not come then: it asks and asks and takes no answer
+            self._judge()
         else:
             self._post.sending_bytes -= size
         return size
+
+    def _judge(self) -> None:
+        """Whether the client may ask for more."""
+        link = self.link
+        many = self._post.sending_bytes >= SENDING_BYTES_MAX and self.stuck_bytes >= SENDING_SHARE_BYTES
+        if many or self.unread_bytes > ANSWERS_UNREAD_BYTES_MAX:
+            if not link.stopped & Stop.ANSWERS_UNREAD:
+                self._post.counters.refused["answers not read"] += 1
+                link.stop(Stop.ANSWERS_UNREAD)
+        elif link.stopped & Stop.ANSWERS_UNREAD:
+            link.go_on(Stop.ANSWERS_UNREAD, self._post.now_s)
 
     def look(self) -> None:
         """Some of what was stuck may have left by itself."""
         waiting = self.link.unsent()
         self._stuck(waiting, waiting - self.stuck_bytes)
+        self._judge()
 
     def _stuck(self, waiting: int, more: int) -> None:
         self._post.sending_bytes += more
+        if more < 0 or not self.stuck_bytes:
+            self.taken_s = self._post.now_s
         self.stuck_bytes = waiting
         if waiting:
             self._post.stuck.add(self)
@@ -483,6 +511,7 @@ class Outbox:
     def drained(self) -> None:
         """The socket takes bytes again."""
         self.paused = False
+        self.unread_bytes = 0
         self.look()
 
     def closed(self) -> None:

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from tidegate.broker.deadlines import watch_new
-from tidegate.limits import ANSWERS_BYTES_MAX, LINGER_S, READ_TURN_BYTES, SEND_BYTES_MAX
+from tidegate.limits import LINGER_S, READ_TURN_BYTES, SEND_BYTES_MAX
 from tidegate.session.link import CLOSED, Link, Stop
 
 # What is read from a connection that is being closed: more than the buffers of both its sockets hold (Linux: 6 and
@@ -115,10 +115,6 @@ class Connection(Link, asyncio.Protocol):
             waiting_bytes = transport.get_write_buffer_size()
             if waiting_bytes:
                 transport.write(data)
-                if waiting_bytes > ANSWERS_BYTES_MAX and not self.stopped & Stop.ANSWERS_UNREAD:
-                    # Messages stop coming long before: it asks and asks and takes no answer.
-                    self.broker.counters.refused["answers not read"] += 1
-                    self.stop(Stop.ANSWERS_UNREAD)
                 return transport.get_write_buffer_size()
             self.buffered = False
         try:
