@@ -31,6 +31,7 @@ UNSTORED_BYTES_MAX = 64 << 20
 
 # Ready-made routes kept. Past it the cache starts anew: a flood of topic names costs matching, not memory.
 ROUTES_MAX = 100_000
+ROUTES_BYTES_MAX = 32 << 20
 
 # A changed filter that matches more of them than this makes the cache start anew as well: quicker than one by one.
 ROUTES_STEP = 2_000

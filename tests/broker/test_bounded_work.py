@@ -9,6 +9,8 @@ from packet_bytes import publish_bytes
 from tidegate.limits import (
     ANSWERS_UNREAD_BYTES_MAX,
     ANSWERS_UNREAD_S,
+    ROUTES_BYTES_MAX,
+    ROUTES_STEP,
     SEND_BYTES_MAX,
     SENDING_SHARE_BYTES,
     SPENT_MAX,
@@ -133,3 +135,47 @@ def test_messages_that_are_refused_wait_for_another_tick():
     simulated.tick()
     assert len(client.received()) < 2 * SPENT_MAX
     simulated.rest()
+
+
+# ── routes ──
+
+
+def test_the_topics_of_ready_routes_are_bounded_by_their_bytes():
+    simulated = SimulatedBroker(SimulatedLog(late=False), tail_bytes=1)
+    table = simulated.broker.table
+    for i in range(4 * ROUTES_BYTES_MAX // 60_000):
+        table.admit(b"%06d" % i + b"t" * 60_000)
+        assert sum(map(len, table.routes)) == table.routes_bytes <= ROUTES_BYTES_MAX
+    table.changed(next(iter(table.routes)))
+    assert sum(map(len, table.routes)) == table.routes_bytes > 0
+
+
+def test_a_reader_of_very_many_routes_leaves_without_a_look_at_each(monkeypatch):
+    simulated = SimulatedBroker(SimulatedLog(late=False))
+    client = simulated.client("c")
+    subscribe(client, [b"#"], 0)
+    table = simulated.broker.table
+    for i in range(2 * ROUTES_STEP):
+        table.admit(b"a/%d" % i)
+    one_by_one: list[bytes] = []
+    forget = table._forget
+    monkeypatch.setattr(table, "_forget", lambda topics: (one_by_one.extend(topics), forget(topics)))
+    client.drop()
+    assert len(one_by_one) <= ROUTES_STEP
+    assert not table.routes and not table._of_reader
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+def test_new_topics_that_many_sessions_match_wait_for_another_tick(asleep):
+    simulated = SimulatedBroker(SimulatedLog(late=False))
+    for i in range(400):
+        client = simulated.client(f"s{i}", clean=False)
+        subscribe(client, [b"#"], 0)
+        if asleep:
+            client.drop()
+    simulated.rest()
+    publisher = simulated.client("p")
+    publisher.send_bytes(b"".join(publish_bytes(b"n/%d" % i, b"") for i in range(1000)))
+    assert len(simulated.broker.table.routes) < 100
+    simulated.rest()
+    assert len(simulated.broker.table.routes) == 1000

@@ -494,8 +494,10 @@ def _admit(broker: Broker, link: Link, topic: bytes) -> Route:
     """The route of a topic that is not ready. A refusal is one message's; a violation ends the connection."""
     if not topic and link.v5:
         raise ProtocolViolation("neither topic nor topic alias")  # 3.3.2.1
-    route = broker.table.admit(topic)
-    broker.spent += 1 + route.targets.matches // 16
+    table = broker.table
+    before = table.work
+    route = table.admit(topic)
+    broker.spent += table.work - before
     return route
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from tidegate.delivery.encode import Key, encode_sub_ids, key_of
 from tidegate.errors import Refused
-from tidegate.limits import ROUTES_MAX, ROUTES_STEP
+from tidegate.limits import ROUTES_BYTES_MAX, ROUTES_MAX, ROUTES_STEP
 from tidegate.router import SubscriptionIndex, TopicSet, check_topic, has_wildcard
 from tidegate.session.link import Link
 from tidegate.session.reader import Reader
@@ -61,11 +61,6 @@ class Targets:
         self.matched = matched  # whether anybody subscribed, connected or not
         self.topics: set[bytes] = set()  # whose routes have these
 
-    @property
-    def matches(self) -> int:
-        """How many subscriptions of connected sessions lead here: what it costs to find them."""
-        return len(self.key) - 1
-
 
 class Route:
     __slots__ = ("matched", "targets", "topic")
@@ -83,6 +78,8 @@ class RouteTable:
         self._levels_max = levels_max
         self.index: SubscriptionIndex[tuple[int, bytes], Subscription] = SubscriptionIndex()
         self.routes: dict[bytes, Route] = {}
+        self.routes_bytes = 0  # of their topics
+        self.work = 0  # what finding subscriptions has cost so far, in units of about 10 µs
         self._cached = TopicSet()  # the topics of `routes`
         self._shared: dict[tuple[int, ...], Targets] = {}  # by the identities of the subscriptions
         self._of_reader: dict[Reader, set[Targets]] = {}
@@ -95,7 +92,7 @@ class RouteTable:
             raise Refused("topics that begin with $ belong to the broker", reason=0x90)
         if topic.count(b"/") >= self._levels_max:
             raise Refused(f"topic has more than {self._levels_max} levels", reason=0x90)
-        if len(self.routes) >= ROUTES_MAX:
+        if len(self.routes) >= ROUTES_MAX or self.routes_bytes + len(topic) > ROUTES_BYTES_MAX:
             self.forget_all()
         targets = self._targets(topic)
         shared = self._shared.setdefault(targets.key, targets)
@@ -103,6 +100,7 @@ class RouteTable:
             for target in targets.list:
                 self._of_reader.setdefault(target.reader, set()).add(targets)
         route = self.routes[topic] = Route(topic, shared)
+        self.routes_bytes += len(topic)
         shared.topics.add(topic)
         self._cached.add(topic)
         return route
@@ -113,8 +111,12 @@ class RouteTable:
         return route.targets if route is not None else self._targets(topic)
 
     def _targets(self, topic: bytes) -> Targets:
+        visits = self.index.visits
         found = self.index.match(topic)
+        # Those of sessions that are away lead nowhere, but are looked at.
+        self.work += 1 + (self.index.visits - visits) // 64 + len(found) // 64 + len(topic) // 4096
         there = [s for s in found if s.session.link is not None and not s.session.ended]
+        self.work += len(there) // 16
         key = (bool(found), *map(id, there))
         shared = self._shared.get(key)
         if shared is not None:
@@ -154,14 +156,19 @@ class RouteTable:
 
     def left(self, reader: Reader) -> None:
         """The reader's connection is gone: nothing leads to it any more."""
-        for targets in list(self._of_reader.get(reader, ())):
-            self._forget(list(targets.topics))
+        of_reader = self._of_reader.get(reader, ())
+        if sum(len(targets.topics) for targets in of_reader) > ROUTES_STEP:
+            self.forget_all()  # quicker than one by one
+        else:
+            for targets in list(of_reader):
+                self._forget(list(targets.topics))
 
     def _forget(self, topics: Iterable[bytes]) -> None:
         for topic in topics:
             route = self.routes.pop(topic, None)
             if route is None:
                 continue
+            self.routes_bytes -= len(topic)
             self._cached.discard(topic)
             targets = route.targets
             targets.topics.discard(topic)
@@ -177,6 +184,7 @@ class RouteTable:
         for route in self.routes.values():
             route.targets.topics = set()
         self.routes.clear()
+        self.routes_bytes = 0
         self._cached.clear()
         self._shared.clear()
         self._of_reader.clear()
