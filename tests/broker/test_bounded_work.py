@@ -15,8 +15,9 @@ from tidegate.limits import (
     SENDING_SHARE_BYTES,
     SPENT_MAX,
 )
+from tidegate.session.flights import Flights
 from tidegate.session.link import Stop
-from tidegate.wire import Connect, FilterRequest, Subscribe
+from tidegate.wire import Connect, FilterRequest, Publish, Subscribe
 
 FILTERS = 10_000
 
@@ -179,3 +180,60 @@ def test_new_topics_that_many_sessions_match_wait_for_another_tick(asleep):
     assert len(simulated.broker.table.routes) < 100
     simulated.rest()
     assert len(simulated.broker.table.routes) == 1000
+
+
+# ── a member of very many groups ──
+
+GROUPS = 300
+
+
+@pytest.fixture
+def passes(monkeypatch) -> list[str]:
+    """How often all flights of a session are gone through."""
+    made: list[str] = []
+    for name in ("of", "by_reader"):
+        way = getattr(Flights, name)
+        monkeypatch.setattr(Flights, name, lambda *args, way=way, name=name: (made.append(name), way(*args))[1])
+    lowest = Flights.lowest
+
+    def counted(self, reader, partitions=1, qos_max=2, begun=None):
+        known = begun is not None and self in begun._asked
+        if not known:
+            made.append("lowest")
+        return lowest(self, reader, partitions, qos_max, begun)
+
+    monkeypatch.setattr(Flights, "lowest", counted)
+    return made
+
+
+def member_of_many(simulated: SimulatedBroker, *, clean: bool) -> SimulatedClient:
+    """Each of its groups has a message in flight to it."""
+    client = simulated.client("c", clean=clean)
+    subscribe(client, [b"$share/g%d/t" % i for i in range(GROUPS)])
+    simulated.client("p").send(Publish(b"t", b"x", 1, packet_id=1))
+    simulated.rest()
+    assert len(client.only(Publish)) == GROUPS
+    return client
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_member_of_many_groups_leaves_in_one_pass_of_its_flights(passes, clean):
+    simulated = SimulatedBroker(SimulatedLog(late=False))
+    client = member_of_many(simulated, clean=clean)
+    groups = simulated.broker.groups.all()
+    simulated.housekeeping.write_positions()
+    passes.clear()
+    client.drop()
+    simulated.rest()
+    assert len(passes) <= 5
+    assert clean or sorted(len(group.redo) for group in groups) == [1] * GROUPS
+
+
+def test_positions_of_many_groups_are_found_in_one_pass_of_a_members_flights(passes):
+    simulated = SimulatedBroker(SimulatedLog(late=False))
+    member_of_many(simulated, clean=False)
+    simulated.broker.delivery.moved.update(simulated.broker.groups.all())
+    passes.clear()
+    simulated.housekeeping.write_positions()
+    assert len(passes) <= 3
+    assert {group.written for group in simulated.broker.groups.all()} == {(0,)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -9,7 +10,8 @@ from tidegate.broker import state
 from tidegate.delivery.group import Group, forget_handed_on
 from tidegate.router.groups import Strategy, make_strategy
 from tidegate.session import changes
-from tidegate.session.reader import AWAY
+from tidegate.session.flights import Flight
+from tidegate.session.reader import AWAY, Reader
 from tidegate.session.session import Session, Subscription
 from tidegate.session.skip import Skip
 
@@ -59,20 +61,24 @@ class Groups:
         self.members += len(group.members) - before
         self.attend(subscription.session, [group])
 
-    def left(self, subscription: Subscription) -> None:
-        """A member unsubscribed or its session ended; the last one takes the group with it."""
+    def left(self, subscription: Subscription, begun: Mapping[Reader, list[Flight]] | None = None) -> None:
+        """A member unsubscribed or its session ended; the last one takes the group with it. `begun`: what its session
+        has in flight, for who asks of many."""
         broker = self._broker
         group = subscription.reader
         if not isinstance(group, Group) or subscription not in group.members:
             return
-        group.take_back(subscription.session)
-        if subscription.session.flights is not None:
+        flights = subscription.session.flights
+        its: list[Flight] = []
+        if flights is not None:
+            its = begun.get(group, []) if begun is not None else flights.of(group)
+        group.take_back(subscription.session, its)
+        for flight in its:
             # QoS 2 messages that it has begun go to nobody else, also after a crash [MQTT-4.8.2-5].
-            for flight in subscription.session.flights.of(group):
-                if flight.qos == 2:
-                    group.skip = group.skip or Skip()
-                    for position in flight.positions:
-                        group.skip.add(position, position + 1)
+            if flight.qos == 2:
+                group.skip = group.skip or Skip()
+                for position in flight.positions:
+                    group.skip.add(position, position + 1)
         group.members = [m for m in group.members if m is not subscription]
         group.member_targets = {}
         group.targets = None
@@ -98,8 +104,9 @@ class Groups:
     def absent(self, session: Session) -> None:
         """A member has gone: what it had not acknowledged goes to the others at once (S1.22)."""
         forget_handed_on(session)
+        begun = session.flights.by_reader() if session.flights is not None else {}
         for group in _groups_of(session):
-            group.take_back(session)
+            group.take_back(session, begun.get(group, ()))
             group.member_targets = {}
             self._without(group)
 

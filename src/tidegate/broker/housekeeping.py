@@ -17,6 +17,7 @@ from tidegate.log.retention import plan
 from tidegate.log.segment import SegmentFacts
 from tidegate.ports.commitlog import Snapshot
 from tidegate.session import changes
+from tidegate.session.flights import Begun
 from tidegate.session.reader import AWAY, Reader
 
 if TYPE_CHECKING:
@@ -89,11 +90,15 @@ class Housekeeping:
             return
         pairs: list[tuple[int, int]] = []
         later: list[Reader] = []
-        for _ in range(min(len(moved), SESSIONS_PER_STEP)):
+        begun = Begun()
+        work = 0
+        while moved and work < SESSIONS_PER_STEP:
             reader = moved.pop()
+            work += 1
             if reader.session is not None and not reader.session.persistent:
                 continue
-            now_at = delivery.positions(reader)
+            now_at = delivery.positions(reader, begun)
+            work += _flights_of(reader) // 64
             pairs += [
                 (reader.number, position)
                 for position, before in zip(now_at, reader.written, strict=True)
@@ -102,24 +107,24 @@ class Housekeeping:
             reader.written = now_at
             if isinstance(reader, Group):
                 self._forget_skipped(reader, now_at)
-            if not self._write_gaps(reader, now_at, last):
+            if not self._write_gaps(reader, now_at, last, begun):
                 later.append(reader)
         moved.update(later)
         if pairs:
             broker.change(changes.positions(pairs))
 
-    def _write_gaps(self, reader: Reader, positions: tuple[int, ...], last: bool) -> bool:
+    def _write_gaps(self, reader: Reader, positions: tuple[int, ...], last: bool, begun: Begun) -> bool:
         """What the client acknowledged beyond a gap is not sent to it again after a restart (S4.5)."""
         if isinstance(reader, Group):
             # Its members' flights lie between each other: looked at only where they are few.
-            begun = [m.session.flights.unfinished for m in reader.members if m.session.flights is not None]
-            if sum(begun) > GROUP_FLIGHTS_MAX:
+            unfinished = [m.session.flights.unfinished for m in reader.members if m.session.flights is not None]
+            if sum(unfinished) > GROUP_FLIGHTS_MAX:
                 return True
         else:
             flights = reader.session.flights if reader.session is not None else None
             if flights is None or flights.contiguous:
                 return True
-        found = self.broker.delivery.finished_above(reader, positions)
+        found = self.broker.delivery.finished_above(reader, positions, begun)
         if not found or found == reader.noted:
             return True
         if len(found) > GAPS_MANY and self.broker.now_s - reader.noted_s < 1.0 and not last:
@@ -284,3 +289,11 @@ class Housekeeping:
                     moved.add(reader)
                 elif reader.live and session.persistent:
                     moved.add(reader)
+
+
+def _flights_of(reader: Reader) -> int:
+    """Flights that are looked at for its position, in the worst case."""
+    if isinstance(reader, Group):
+        return 16 * len(reader.members)  # those of its members are gone through once for all their groups
+    flights = reader.session.flights if reader.session is not None else None
+    return len(flights) if flights is not None else 0

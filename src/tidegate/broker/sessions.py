@@ -181,9 +181,10 @@ class Sessions:
     def _take_out(self, session: Session, subscriptions: Iterable[Subscription]) -> Job:
         """What a session that has ended subscribed to leaves the index, some filters at a time."""
         broker = self._broker
+        begun = session.flights.by_reader() if session.flights is not None else {}  # nothing is sent to it any more
         for number, subscription in enumerate(subscriptions, 1):
             broker.table.unsubscribe(subscription)
-            broker.groups.left(subscription)
+            broker.groups.left(subscription, begun)
             tracing.unwatched(broker, subscription)
             if number % FILTERS_STEP == 0:
                 yield 2 * FILTERS_STEP

@@ -188,12 +188,16 @@ def on_unsubscribe(broker: Broker, link: Link, packet: Unsubscribe) -> Job:
     broker.settle()
     broker.spent += 2 * min(len(packet.filters), FILTERS_STEP)
     reasons: list[int] = []
+    cost = 0
     for number, filter in enumerate(packet.filters, 1):
+        cost += 2
         subscription = session.subscriptions.pop(filter, None)
         if subscription is None:
             reasons.append(Reason.NO_SUBSCRIPTION_EXISTED)
         else:
             broker.retaining.unwanted(session, filter)
+            if isinstance(subscription.reader, Group) and session.flights is not None:
+                cost += len(session.flights) // 200  # they are gone through for it
             _drop_reader(broker, subscription)
             broker.table.unsubscribe(subscription)
             broker.delivery.filters_changed(session.reader)
@@ -204,8 +208,9 @@ def on_unsubscribe(broker: Broker, link: Link, packet: Unsubscribe) -> Job:
                 broker.sessions.change(session, gone)
             tracing.unwatched(broker, subscription)
             reasons.append(Reason.SUCCESS)
-        if number % FILTERS_STEP == 0 and number < len(packet.filters):
-            yield 2 * FILTERS_STEP
+        if cost >= 2 * FILTERS_STEP and number < len(packet.filters):
+            yield cost
+            cost = 0
             if link.session is not session:
                 return
             broker.settle()

@@ -41,7 +41,7 @@ from tidegate.log.run import QOS_MASK
 from tidegate.ports.commitlog import CommitLog
 from tidegate.router import matches
 from tidegate.session import changes
-from tidegate.session.flights import Flight, State
+from tidegate.session.flights import Begun, Flight, State
 from tidegate.session.link import OPEN
 from tidegate.session.reader import AWAY, BEHIND, BLOCKED, GONE, LIVE, READING, RESENDING, Reader
 from tidegate.session.session import Session, Subscription
@@ -625,11 +625,12 @@ class Delivery:
 
     # ── positions ──
 
-    def positions(self, reader: Reader) -> tuple[int, ...]:
-        """Per partition: everything before it is acknowledged or not owed (I2)."""
+    def positions(self, reader: Reader, begun: Begun | None = None) -> tuple[int, ...]:
+        """Per partition: everything before it is acknowledged or not owed (I2). `begun` makes many of one session
+        quick."""
         places = self.ends if reader.live else reader.cursors
         if isinstance(reader, Group):
-            lows = [self._lowest(member.session, reader, 1) for member in reader.members]
+            lows = [self._lowest(member.session, reader, 1, begun) for member in reader.members]
             for position in reader.redo:
                 low: list[int | None] = [None] * len(places)
                 low[position >> PARTITION_SHIFT] = position
@@ -637,7 +638,7 @@ class Delivery:
                 if len(places) == 1:
                     break  # they are in order
         else:
-            lows = [self._lowest(reader.session, reader, 2)]  # type: ignore[arg-type]
+            lows = [self._lowest(reader.session, reader, 2, begun)]  # type: ignore[arg-type]
         found = list(places)
         for low_of in lows:
             for partition, lowest in enumerate(low_of or ()):
@@ -645,11 +646,15 @@ class Delivery:
                     found[partition] = lowest
         return tuple(found)
 
-    def _lowest(self, session: Session, reader: Reader, qos_max: int) -> list[int | None] | None:
+    def _lowest(
+        self, session: Session, reader: Reader, qos_max: int, begun: Begun | None
+    ) -> list[int | None] | None:
         flights = session.flights
-        return flights.lowest(reader, len(self.ends), qos_max) if flights is not None else None
+        return flights.lowest(reader, len(self.ends), qos_max, begun) if flights is not None else None
 
-    def finished_above(self, reader: Reader, positions: tuple[int, ...]) -> list[tuple[int, int]]:
+    def finished_above(
+        self, reader: Reader, positions: tuple[int, ...], begun: Begun | None = None
+    ) -> list[tuple[int, int]]:
         """What is finished although it lies above the reader's position: everything up to its cursors but what is in
         flight, and what it is to skip."""
         places = self.ends if reader.live else reader.cursors
@@ -661,7 +666,8 @@ class Delivery:
         spans: list[tuple[int, int]] = [(position, position + 1) for position in busy]
         for session in sessions:
             if session is not None and session.flights is not None:
-                for flight in session.flights.of(reader):
+                flights = session.flights
+                for flight in begun.of(flights, reader) if begun is not None else flights.of(reader):
                     if flight.positions.step == 1:
                         spans.append((flight.positions.start, flight.positions.stop))
                     else:

@@ -8,11 +8,13 @@ begun with, as the standard demands (MQTT 5, section 4.8.2).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 
 from tidegate.delivery.routes import Target
 from tidegate.log.rows import Rows
 from tidegate.log.run import QOS_MASK
 from tidegate.router.groups import Strategy, make_strategy
+from tidegate.session.flights import Flight
 from tidegate.session.link import OPEN
 from tidegate.session.reader import Reader
 from tidegate.session.session import Session, Subscription
@@ -36,13 +38,13 @@ class Group(Reader):
     def attended(self) -> bool:
         return any(member.session.link is not None for member in self.members)
 
-    def take_back(self, session: Session) -> int:
-        """What `session` had in flight for this group with QoS 1 is to be handed out again: how many."""
+    def take_back(self, session: Session, begun: Sequence[Flight]) -> int:
+        """What `session` had in flight for this group (`begun`) with QoS 1 is to be handed out again: how many."""
         flights = session.flights
         if flights is None:
             return 0
         returned = 0
-        for flight in flights.of(self):
+        for flight in begun:
             if flight.qos != 1:
                 continue
             for position in flight.positions:

@@ -281,12 +281,17 @@ class Flights:
         self.unfinished -= len(flight.positions)
         self._remove(flight)
 
-    def lowest(self, reader: Reader, partitions: int = 1, qos_max: int = 2) -> list[int | None]:
+    def lowest(
+        self, reader: Reader, partitions: int = 1, qos_max: int = 2, begun: Begun | None = None
+    ) -> list[int | None]:
         """The lowest position of `reader` that is not finished, per partition; None where there is none."""
         found: list[int | None] = [None] * partitions
         first_is_lowest = partitions == 1 and not self.scrambled
-        for i in range(self._front, len(self._flights)):
-            flight = self._flights[i]
+        flights, first = self._flights, self._front
+        if begun is not None and begun.asked_before(self):
+            flights, first = begun.of(self, reader), 0
+        for i in range(first, len(flights)):
+            flight = flights[i]
             if flight.reader is reader and flight.qos <= qos_max:
                 base = flight.positions[0]
                 if first_is_lowest:
@@ -299,3 +304,36 @@ class Flights:
 
     def of(self, reader: Reader) -> list[Flight]:
         return [flight for flight in self if flight.reader is reader]
+
+    def by_reader(self) -> dict[Reader, list[Flight]]:
+        """What `of` says of each reader, in one go: one client may be a member of thousands of groups."""
+        found: dict[Reader, list[Flight]] = {}
+        for flight in self:
+            found.setdefault(flight.reader, []).append(flight)
+        return found
+
+    def __len__(self) -> int:
+        """Flights, not messages: what it costs to look at each."""
+        return len(self._flights) - self._front
+
+
+class Begun:
+    """What readers have in flight, for a step that asks for many of them and changes nothing meanwhile. A session's
+    flights are gone through once, when it is asked for a second reader of it."""
+
+    __slots__ = ("_asked", "_found")
+
+    def __init__(self) -> None:
+        self._asked: set[Flights] = set()
+        self._found: dict[Flights, dict[Reader, list[Flight]]] = {}
+
+    def asked_before(self, flights: Flights) -> bool:
+        asked = flights in self._asked
+        self._asked.add(flights)
+        return asked
+
+    def of(self, flights: Flights, reader: Reader) -> list[Flight]:
+        known = self._found.get(flights)
+        if known is None:
+            known = self._found[flights] = flights.by_reader()
+        return known.get(reader, [])
