@@ -91,8 +91,10 @@ OWN_TOPICS_MAX = 10_000
 # State changes written since the last snapshot before the next one is due.
 SNAPSHOT_CHANGES_BYTES = 64 << 20
 
-# Sessions or retained messages that a running snapshot copies per tick.
+# Sessions, groups or retained messages that a running snapshot copies per tick, and from how many records on a session
+# or group is the last of them.
 SNAPSHOT_STEP = 200
+SNAPSHOT_RECORDS_STEP = 2_000
 
 # Connections that are waiting for their CONNECT may hold no more than this of it.
 CONNECT_BYTES_MAX = 256 << 10

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from simulated import SimulatedBroker, SimulatedClient, SimulatedLink, SimulatedLog
 
 from packet_bytes import publish_bytes
+from tidegate.broker import housekeeping as housekeeping_module
+from tidegate.broker import state
+from tidegate.delivery import group as group_module
 from tidegate.limits import (
     ANSWERS_UNREAD_BYTES_MAX,
     ANSWERS_UNREAD_S,
@@ -13,10 +18,13 @@ from tidegate.limits import (
     ROUTES_STEP,
     SEND_BYTES_MAX,
     SENDING_SHARE_BYTES,
+    SNAPSHOT_RECORDS_STEP,
     SPENT_MAX,
 )
+from tidegate.log.segment import SegmentFacts
 from tidegate.session.flights import Flights
 from tidegate.session.link import Stop
+from tidegate.session.reader import AWAY
 from tidegate.wire import Connect, FilterRequest, Publish, Subscribe
 
 FILTERS = 10_000
@@ -237,3 +245,63 @@ def test_positions_of_many_groups_are_found_in_one_pass_of_a_members_flights(pas
     simulated.housekeeping.write_positions()
     assert len(passes) <= 3
     assert {group.written for group in simulated.broker.groups.all()} == {(0,)}
+
+
+# ── steps ──
+
+
+def test_a_message_for_a_group_asks_no_more_members_than_it_needs(monkeypatch):
+    simulated = SimulatedBroker(SimulatedLog(late=False))
+    for i in range(100):
+        subscribe(simulated.client(f"m{i}"), [b"$share/g/t"])
+    asked: list[object] = []
+    credit = group_module._credit
+    monkeypatch.setattr(group_module, "_credit", lambda member, *how: (asked.append(member), credit(member, *how))[1])
+    publisher = simulated.client("p")
+    for i in range(3):
+        publisher.send(Publish(b"t", b"x", 1, packet_id=1 + i))
+        simulated.rest()
+    assert len(asked) <= 6
+
+
+def test_a_snapshot_takes_sessions_by_their_records():
+    simulated = SimulatedBroker(SimulatedLog(late=False))
+    for i in range(8):
+        subscribe(simulated.client(f"c{i}", clean=False), [b"t/%d" % j for j in range(1000)])
+    steps = [len(records) for records in state.all_records(simulated.broker)]
+    assert max(steps) < 2 * SNAPSHOT_RECORDS_STEP
+    assert sum(steps) >= 8000
+
+
+def test_a_snapshot_takes_some_groups_at_a_time():
+    simulated = SimulatedBroker(SimulatedLog(late=False))
+    member_of_many(simulated, clean=False)
+    assert 2 <= len(list(state.all_records(simulated.broker))) < 10
+
+
+def test_retention_is_charged_by_the_subscriptions_it_looks_at(monkeypatch):
+    simulated = SimulatedBroker(SimulatedLog(late=False))
+    for i in range(100):
+        subscribe(simulated.client(f"c{i}", clean=False), [b"#"])
+    asked = 0
+    positions = simulated.broker.delivery.positions
+
+    def counted(*args):
+        nonlocal asked
+        asked += 1
+        return positions(*args)
+
+    monkeypatch.setattr(simulated.broker.delivery, "positions", counted)
+    segment = SegmentFacts(1, None, 0, 0, 1, 1, 1, 1, True)
+    monkeypatch.setattr(simulated.log, "segments", lambda: [segment])
+    monkeypatch.setattr(simulated.log, "snapshot_floor", lambda: 1)
+    monkeypatch.setattr(simulated.log, "topics", lambda _: iter([b"t/%d" % i for i in range(1000)]))
+    monkeypatch.setattr(simulated.log, "drop", lambda _: None)
+    monkeypatch.setattr(housekeeping_module, "plan", lambda *_, **__: SimpleNamespace(drop=[segment]))
+    for reader in [session.reader for session in simulated.broker.sessions]:
+        reader.enter(AWAY)
+        reader.cursors = [1]
+    worst = 0
+    for _cost in simulated.housekeeping._trim_due():
+        worst, asked = max(worst, asked), 0
+    assert 1000 < worst < 4000

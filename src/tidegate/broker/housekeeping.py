@@ -222,12 +222,14 @@ class Housekeeping:
                 dropped.append(segment)
                 continue
             needing: set[Reader] = set()
-            for index, topic in enumerate(broker.log.topics(segment)):
-                self._add_needing(topic, segment, needing)
+            cost = 0
+            for topic in broker.log.topics(segment):
+                cost += 2 + self._add_needing(topic, segment, needing) // 8
                 if needing and total <= hard_bytes:
                     break
-                if index % TOPICS_PER_STEP == TOPICS_PER_STEP - 1:
-                    yield 2 * TOPICS_PER_STEP
+                if cost >= 2 * TOPICS_PER_STEP:
+                    yield cost
+                    cost = 0
             if needing and total <= hard_bytes:
                 break
             if needing:
@@ -244,12 +246,13 @@ class Housekeeping:
             broker.room.dropped(sum(segment.bytes for segment in dropped))
             broker.report("log.trimmed", {"segments": len(dropped), "floor": dropped[-1].end})
 
-    def _add_needing(self, topic: bytes, segment: SegmentFacts, needing: set[Reader]) -> None:
-        """Add the readers that still want messages of a topic in a segment."""
+    def _add_needing(self, topic: bytes, segment: SegmentFacts, needing: set[Reader]) -> int:
+        """Add the readers that still want messages of a topic in a segment; how many subscriptions match it."""
         broker = self.broker
         delivery = broker.delivery
         partition = segment.base >> PARTITION_SHIFT
-        for subscription in broker.table.index.match(topic):
+        found = broker.table.index.match(topic)
+        for subscription in found:
             session = subscription.session
             if not subscription.qos or not session.persistent or session.ended:
                 continue
@@ -262,6 +265,7 @@ class Housekeeping:
             begun = session.flights.lowest(reader, len(delivery.ends))[partition] if session.flights else None
             if begun is not None and begun < segment.end:
                 needing.add(reader)  # with QoS 2 for a group, whose position does not wait for it
+        return len(found)
 
     def _write_down_live(self) -> Job:
         """Positions of those who have everything, or after a crash they would look for it in the lake."""

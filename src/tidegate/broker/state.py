@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from tidegate.delivery.group import Group
 from tidegate.delivery.routes import Targets
 from tidegate.delivery.tick import Stretch
-from tidegate.limits import SNAPSHOT_STEP
+from tidegate.limits import SNAPSHOT_RECORDS_STEP, SNAPSHOT_STEP
 from tidegate.router import Retained
 from tidegate.session import changes
+from tidegate.session.flights import Begun
 from tidegate.session.reader import Reader
 from tidegate.session.session import Session, Subscription
 
@@ -43,13 +44,14 @@ def session_record(broker: Broker, session: Session) -> list[bytes]:
 
 def session_records(broker: Broker, session: Session) -> list[bytes]:
     """All that is known of a session."""
+    begun = Begun()
     records = session_record(broker, session)
     for subscription in session.subscriptions.values():
         records += subscription_records(subscription)
     for reader in session.readers():
         if reader is not session.reader:
-            records.append(position_record(reader, broker.delivery.positions(reader)))
-        records += finished_record(broker, reader)
+            records.append(position_record(reader, broker.delivery.positions(reader, begun)))
+        records += finished_record(broker, reader, begun)
     if session.inbound:
         records.append(changes.inbounds(session.number, session.inbound))
     if session.flights is not None:
@@ -82,21 +84,21 @@ def position_record(reader: Reader, positions: tuple[int, ...]) -> bytes:
     return changes.positions([(reader.number, position) for position in positions])
 
 
-def finished_record(broker: Broker, reader: Reader) -> list[bytes]:
+def finished_record(broker: Broker, reader: Reader, begun: Begun) -> list[bytes]:
     """What is finished above the reader's position, if anything is; and what it has passed since a position of it was
     last written: where only a snapshot knows the newer one, the older one, which follows it in the log, wins."""
-    positions = broker.delivery.positions(reader)
-    found = broker.delivery.finished_above(reader, positions)
+    positions = broker.delivery.positions(reader, begun)
+    found = broker.delivery.finished_above(reader, positions, begun)
     found += [(before, at) for before, at in zip(reader.written, positions, strict=True) if before < at]
     return [changes.acked(reader.number, found)] if found else []
 
 
-def group_records(broker: Broker, group: Group) -> list[bytes]:
-    positions = broker.delivery.positions(group)
+def group_records(broker: Broker, group: Group, begun: Begun) -> list[bytes]:
+    positions = broker.delivery.positions(group, begun)
     return [
         changes.group(group.number, *group.key),
         position_record(group, positions),
-        *finished_record(broker, group),
+        *finished_record(broker, group, begun),
     ]
 
 
@@ -115,16 +117,28 @@ def retained_record(message: Retained) -> bytes:
 
 def all_records(broker: Broker) -> Iterator[list[bytes]]:
     """The whole state as records, some hundred at a time."""
-    sessions = list(broker.sessions)
-    for start in range(0, len(sessions), SNAPSHOT_STEP):
-        records: list[bytes] = []
-        for session in sessions[start : start + SNAPSHOT_STEP]:
-            if not session.ended:
-                records += session_records(broker, session)
-        if records:
-            yield records
+    records: list[bytes] = []
+    taken = 0
+    for session in list(broker.sessions):
+        taken += 1
+        if not session.ended:
+            records += session_records(broker, session)
+        if taken == SNAPSHOT_STEP or len(records) >= SNAPSHOT_RECORDS_STEP:
+            if records:
+                yield records
+            records, taken = [], 0
+    if records:
+        yield records
+    records, taken = [], 0
+    begun = Begun()
     for group in broker.groups.all():
-        yield group_records(broker, group)
+        taken += 1 + len(group.members)
+        records += group_records(broker, group, begun)
+        if taken >= SNAPSHOT_STEP:
+            yield records
+            records, taken, begun = [], 0, Begun()
+    if records:
+        yield records
     scan = broker.retaining.store.scan(b"#")
     while not scan.done:
         messages = scan.take(broker.now_ms, SNAPSHOT_STEP, SNAPSHOT_STEP)

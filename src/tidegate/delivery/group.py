@@ -76,7 +76,7 @@ class Group(Reader):
 
     def _deal(self, rows: Rows, a: int, b: int) -> int:
         qos = rows.flags[a] & QOS_MASK
-        credits = {member: _credit(member, qos, b - a) for member in self.members}
+        credits = _Credits(qos, b - a)
         if len(set(rows.publishers[a:b])) == 1:
             shares = self.strategy.share(self.members, b - a, rows.publishers[a], credits)
             if shares is not None:
@@ -118,6 +118,19 @@ def forget_handed_on(session: Session) -> None:
     if session.flights is not None:
         for flight in session.flights.of(HANDED_ON):
             session.flights.drop(flight)
+
+
+class _Credits(dict[Subscription, int]):
+    """How many messages members can take: found out when asked, for a group may have thousands and a message goes to
+    one."""
+
+    def __init__(self, qos: int, wanted: int) -> None:
+        self._qos = qos
+        self._wanted = wanted
+
+    def __missing__(self, member: Subscription) -> int:
+        credit = self[member] = _credit(member, self._qos, self._wanted)
+        return credit
 
 
 def _credit(member: Subscription, qos: int, wanted: int) -> int:

@@ -38,7 +38,7 @@ class Strategy(Protocol[M]):
         self, members: Sequence[M], count: int, publisher: bytes, credits: Mapping[M, int]
     ) -> list[tuple[M, range]] | None:
         """Who gets which of `count` messages of one publisher, as `pick` would decide one by one; None where that has
-        to be decided one by one. `credits`: how many each member can take."""
+        to be decided one by one. `credits`: how many each member can take, found out when it is asked for."""
         ...
 
 
@@ -64,7 +64,13 @@ class RoundRobin(Generic[M]):
     ) -> list[tuple[M, range]] | None:
         size = len(members)
         start = self._turn % size
-        order = [start + i for i in range(size) if credits[members[(start + i) % size]] > 0]
+        order: list[int] = []
+        for place in range(start, start + size):
+            if credits[members[place % size]] > 0:
+                order.append(place)
+                if len(order) == count:  # one for each: what the others could take does not matter
+                    self._turn = place % size + 1
+                    return [(members[place % size], range(i, i + 1)) for i, place in enumerate(order)]
         each = len(order)
         if not each or min(credits[members[place % size]] for place in order) * each < count + each:
             return None
