@@ -305,3 +305,16 @@ def test_retention_is_charged_by_the_subscriptions_it_looks_at(monkeypatch):
     for _cost in simulated.housekeeping._trim_due():
         worst, asked = max(worst, asked), 0
     assert 1000 < worst < 4000
+
+
+def test_retained_messages_for_known_topics_wait_for_another_tick():
+    """Each is put away and has a record of its own: more than a message that is passed on."""
+    simulated = SimulatedBroker(SimulatedLog(late=False))
+    publisher = simulated.client("p")
+    packets = b"".join(publish_bytes(b"t/%d" % i, b"x", retain=True) for i in range(2000))
+    publisher.send_bytes(packets)
+    simulated.rest()
+    publisher.send_bytes(packets)
+    assert len(simulated.broker.post.tick.rows) <= SPENT_MAX + 1
+    simulated.rest()
+    assert len(simulated.broker.retaining.store) == 2000

@@ -301,6 +301,8 @@ def _publishes(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> i
                         break
                     continue
             if flags & RETAIN:
+                broker.spent += 1  # it is put away, and has a record of its own
+                enough = broker.spent > SPENT_MAX
                 tick.retained = tick.retained or bool(kept)
                 if bool(kept) is bool(flags & NOT_KEPT):
                     close_stretch()
