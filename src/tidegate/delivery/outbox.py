@@ -145,7 +145,8 @@ class Outbox:
     def kept(self, data: bytes) -> None:
         """An answer that waited for the log may go."""
         self.given(len(data))
-        self._left()
+        if self.delayed:
+            self._left()
         self.put(data)
 
     def owe(self, count: int) -> None:
@@ -160,10 +161,9 @@ class Outbox:
             self.link.go_on(Stop.ANSWERS_HELD, self._post.now_s)
 
     def _left(self) -> None:
-        """Something that waited for the log may go: from now on its client has the time to acknowledge."""
-        if self.delayed:
-            self.delayed = False
-            self.ack_seen_s = self._post.now_s
+        """Something that waited long for the log may go: from now on its client has the time to acknowledge."""
+        self.delayed = False
+        self.ack_seen_s = self._post.now_s
 
     # ── messages ──
 
@@ -257,7 +257,8 @@ class Outbox:
     def message_stored(self, data: bytes) -> None:
         """A message that waited for the log may go."""
         self.holding -= 1
-        self._left()
+        if self.delayed:
+            self._left()
         if not self.out:
             self._post.dirty.append(self)
         self.out.append(data)
