@@ -185,7 +185,7 @@ def test_ever_new_topics_make_nobody_wait(start_broker, bystand: Bystand, listen
         nobody_waits(bystand(broker), lambda: send_in_pieces(attacker, packets), prepare)
     finally:
         eaters.stop()
-    assert (eaters.eaten > sum(map(len, packets))) == listening
+    assert (eaters.eaten >= sum(map(len, packets))) == listening
 
 
 # ── retained messages ──
