@@ -16,7 +16,7 @@ from tidegate.delivery.outbox import recorded
 from tidegate.delivery.tick import Kind
 from tidegate.errors import ProtocolViolation
 from tidegate.session import changes
-from tidegate.session.flights import PIDS, PUBACKS, PUBCOMPS, PUBRECS, PUBRELS, RELEASED, SENT, Flight
+from tidegate.session.flights import PIDS, PUBACKS, PUBCOMPS, PUBRECS, PUBRELS, RELEASED, SENT, Flight, Flights
 from tidegate.session.link import Link
 from tidegate.session.session import Session
 from tidegate.session.skip import Skip
@@ -56,9 +56,14 @@ def in_bulk(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> int:
         if found is None:
             break
         flight, at = found
-        if not _fits(first, flight):
+        if first == PUBACK:
+            if flight.qos != 1:
+                break
+        elif not _fits(first, flight):
             break
-        count = min(flight.count - at, (end - pos) >> 2)
+        count = len(flight.positions) - at
+        if count > (end - pos) >> 2:
+            count = (end - pos) >> 2
         if count > 1 and not data.startswith(expected[4 * pid : 4 * (pid + count)], pos):
             count = _common(data, pos, expected, pid, count)
         if first == PUBREC:
@@ -78,9 +83,7 @@ def in_bulk(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> int:
 
 
 def _fits(first: int, flight: Flight) -> bool:
-    """Whether this acknowledgement is the next one for the flight."""
-    if first == PUBACK:
-        return flight.qos == 1
+    """Whether this PUBREC or PUBCOMP is the next one for the flight."""
     return flight.qos == 2 and flight.state is (SENT if first == PUBREC else RELEASED)
 
 
@@ -112,7 +115,7 @@ def _received(broker: Broker, link: Link, session: Session, flight: Flight, at: 
 
 def finished(broker: Broker, link: Link, session: Session, flight: Flight, at: int, count: int) -> None:
     """Messages have been acknowledged to their end."""
-    flights = session.in_flight()
+    flights: Flights = session.flights  # type: ignore[assignment]
     reader = flight.reader
     qos = flight.qos
     if session.reader.again is not None:

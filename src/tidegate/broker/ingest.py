@@ -42,8 +42,8 @@ BLOCK_MIN = 8
 # Packet ids in their order, as columns.
 _HIGH, _LOW = b"".join(PIDS)[::2], b"".join(PIDS)[1::2]
 
-# The keys of encodings that a publisher's own bytes are, by (v5, QoS).
-_KEYS = {(v5, qos): key_of(v5, qos, False, b"") for v5 in (False, True) for qos in range(3)}
+# The keys of encodings that a publisher's own bytes are, by v5 and QoS.
+_KEYS = [[key_of(v5, qos, False, b"") for qos in range(3)] for v5 in (False, True)]
 
 
 def ingest(broker: Broker, link: Link, data: bytes) -> None:
@@ -175,12 +175,17 @@ def _publishes(broker: Broker, link: Link, data: bytes, pos: int, end: int) -> i
         row = len(payloads)
         if row > stretch_row:
             n = row - stretch_row
-            rows.flags += bytes((flags,)) * n
-            rows.publishers += [link.client_id] * n
-            rows.tenants += [link.tenant] * n
+            if n == 1:  # as most are, where every device has its own topic
+                rows.flags.append(flags)
+                rows.publishers.append(link.client_id)
+                rows.tenants.append(link.tenant)
+            else:
+                rows.flags += bytes((flags,)) * n
+                rows.publishers += [link.client_id] * n
+                rows.tenants += [link.tenant] * n
             variants: dict[Any, Any] = {}
             if exact and not flags & RETAIN and not first & 8 and targets.list:
-                variants[_KEYS[v5, qos]] = parts if qos else data[stretch_pos:pos]
+                variants[_KEYS[v5][qos]] = parts if qos else data[stretch_pos:pos]
             tick.stretches.append(Stretch(stretch_row, row, targets, variants))
         parts = []
         stretch_row, stretch_pos = row, pos

@@ -275,7 +275,10 @@ class Outbox:
                 break
             some = made if count == b - begun else made[3 * (a - begun) : 3 * (a - begun + count)]
             pid = self._begin(flights, reader, positions, a, a + count, qos, message)
-            some[1::3] = PIDS[pid : pid + count]
+            if count == 1:
+                some[1] = PIDS[pid]
+            else:
+                some[1::3] = PIDS[pid : pid + count]
             data = b"".join(some)
             if qos == 1:
                 self._message(data)

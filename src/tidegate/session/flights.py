@@ -220,25 +220,24 @@ class Flights:
     def finish(self, flight: Flight, at: int, count: int) -> range:
         """`count` messages of a flight, from `at` on, are finished: their positions."""
         positions = flight.positions
-        done = positions[at : at + count]
         self.unfinished -= count
         size = len(positions)
         if at or flight is not self._flights[self._front]:
             self._beyond = max(self._beyond, flight.number + at + count)
+        if count == size:
+            self._remove(flight)
+            flight.state = DONE
+            return positions
         if at == 0:
-            if count == size:
-                self._remove(flight)
-                flight.state = DONE
-            else:
-                place = self._place(flight)
-                flight.positions = positions[count:]
-                flight.number += count
-                self._numbers[place] = flight.number
+            place = self._place(flight)
+            flight.positions = positions[count:]
+            flight.number += count
+            self._numbers[place] = flight.number
         else:
             if at + count < size:
                 self._insert_rest(flight, at + count)
             flight.positions = positions[:at]
-        return done
+        return positions[at : at + count]
 
     def cut(self, flight: Flight, at: int, count: int) -> Flight:
         """Split so that `count` messages from `at` on are a flight of their own: that one."""
