@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from attack_kit import MIB, PATIENCE_S, REFUSED, Scene
+from attack_kit import MIB, PATIENCE_S, REFUSED, Scene, ask_until_ignored
 from vectors import connect
 
 from harness import RawClient
@@ -115,19 +115,6 @@ def test_a_client_that_reads_its_answers_at_last_gets_all_of_them_and_is_listene
     while len(came) < len(answers) + len(b"\xd0\x00"):
         came += client.socket.recv(1 << 20)
     assert came.replace(b"\xd0\x00", b"", 1) == answers  # the pong may be ahead: acknowledgements wait for the log
-
-
-def ask_until_ignored(scene: Scene, client: RawClient, question: bytes) -> int:
-    """Send the same packet until the broker reads no more: the number of bytes sent."""
-    chunk = question * (65536 // len(question))
-    client.socket.settimeout(0.2)
-    sent = 0
-    while REFUSED + "answers not read" not in scene.observer.counts():
-        try:
-            sent += client.socket.send(chunk[sent % len(question) :])
-        except TimeoutError:
-            scene.observer.afresh()
-    return sent
 
 
 @pytest.mark.attack("A17")
