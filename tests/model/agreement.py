@@ -276,9 +276,10 @@ class Agreement:
         """With the QoS that it had, and with flag and identifiers as they were or as they would be now."""
         forms, about = [*owed.forms, *more], owed.message
         group = self.reference.groups.get(owed.stream[1:]) if owed.stream[0] == "group" else None
+        there = {s.stream for s in session.subscriptions.values()}
         if group is not None:
             now = group.members.get(session.client_id, [])[-1:]
-        elif owed.stream[0] == "replay":
+        elif all(s[0] == "replay" and s in there for s in session.order.streams.get(about.number, {owed.stream})):
             now = []  # its own subscription: another would have begun anew
         else:
             now = [s for s in session.subscriptions.values() if s.kind == "plain" and matches(s.pattern, about.topic)]
