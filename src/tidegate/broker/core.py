@@ -77,6 +77,7 @@ class Broker:
         self.hurry: Callable[[], bool] = lambda: False  # flushes at once if the server sees no reason to wait
         self.tracers: dict[bytes, set[tuple[int, bytes]]] = {}  # topics of traces, and the subscriptions to each
         self.spent = 0  # on packets since the last tick, in units of about 10 µs
+        self.halted = False  # the process is about to end: nothing leaves any more
         self.hurrying = False  # what is announced is written to sockets at once
         self.flushing = False  # packets that are taken now are those of links that had to wait; theirs is the next tick
 
@@ -372,7 +373,7 @@ class Broker:
     def _write(self) -> None:
         """One write per connection."""
         dirty = self.post.dirty
-        if not dirty:
+        if not dirty or self.halted:
             return
         self.post.dirty = []
         sent = 0

@@ -237,7 +237,10 @@ class Server:
         self._crash(error if isinstance(error, BaseException) else RuntimeError(context.get("message", "")))
 
     def _thread_failed(self, failed: threading.ExceptHookArgs) -> None:
-        """The same on any other thread: what the broker promises stands on each of them."""
+        """The same on any other thread: what the broker promises stands on each of them. The loop may go on while this
+        is reported, but tells nobody anything any more."""
+        if hasattr(self, "broker"):
+            self.broker.halted = True
         self._crash(failed.exc_value or failed.exc_type())
 
     def _crash(self, error: BaseException) -> NoReturn:
