@@ -9,6 +9,7 @@ import pytest
 from simulated import SimulatedBroker, SimulatedClient, SimulatedLog
 
 from packet_bytes import publish_bytes
+from tidegate.limits import FANOUT_MAX
 from tidegate.wire import (
     Connect,
     FilterRequest,
@@ -592,3 +593,19 @@ def test_retained_messages_that_were_handed_over_do_not_come_again_after_a_crash
     simulated.crash()
     sub = simulated.client("s", 5, **narrow)
     assert sub.only(Publish) == []
+
+
+# ── a message for very many ──
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_readers_beyond_those_that_are_served_at_once_get_everything_in_order(simulated, qos):
+    """More subscribers than an announcement is handed to in one go, and messages of two kinds in one tick."""
+    many = [subscribed(simulated, f"s{n}", b"t", qos) for n in range(FANOUT_MAX + 400)]
+    simulated.client("p").send(
+        Publish(b"t", b"1", 1, packet_id=1), Publish(b"t", b"2", 0), Publish(b"t", b"3", 1, packet_id=2)
+    )
+    simulated.tick()
+    assert sum(bool(client.link.written) for client in many) < len(many)
+    simulated.rest()
+    assert all(payloads(client) == [b"1", b"2", b"3"] for client in many)
